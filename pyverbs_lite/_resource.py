@@ -1,0 +1,158 @@
+"""Ownership of verbs objects.
+
+1. A child holds its parents strongly; a parent knows its children weakly. Children register themselves.
+2. ``close()`` is idempotent and closes children youngest first, then destroys. A dependant is always younger than what
+   it depends on, so that order is always legal. If destroying fails the handle stays, and a retry is possible.
+3. ``weakref.finalize`` is the net under it: it destroys, then warns; it never raises, and it does nothing in a
+   forked child, whose handles belong to the parent process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import ClassVar, NoReturn
+
+from typing_extensions import Self
+
+from .errors import ClosedError
+from .ffi._verbs import CData
+
+__all__ = ["Resource"]
+
+_serials = itertools.count()
+
+
+class _Handle:
+    """A C handle and what destroys it; shared by an object and its finaliser, and never copied."""
+
+    __slots__ = ("cdata", "destroy", "label", "lock", "parents", "pid")
+
+    def __init__(
+        self, cdata: CData, destroy: Callable[[CData], None], parents: tuple[Resource, ...], label: str
+    ) -> None:
+        self.cdata: CData | None = cdata
+        self.destroy = destroy
+        self.parents = parents
+        self.label = label
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+
+    def close(self) -> None:
+        with self.lock:
+            if self.cdata is not None and self.pid == os.getpid():
+                self.destroy(self.cdata)
+            self.cdata = None
+            self.parents = ()
+
+
+def _abandoned(handle: _Handle) -> None:
+    """Destroy what was dropped without ``close()``, then say so."""
+    if handle.cdata is None or handle.pid != os.getpid():
+        return
+    try:
+        handle.close()
+    except Exception as error:
+        outcome = f"and could not be destroyed: {error}"
+    else:
+        outcome = "it was destroyed now; use close() or a with block"
+    try:
+        warnings.warn(f"{handle.label} was never closed ({outcome})", ResourceWarning, stacklevel=2)
+    except ResourceWarning:
+        pass  # warnings are errors here, and a finaliser has nobody to raise to
+
+
+class Resource:
+    """Base of every object that owns a verbs handle.
+
+    A context manager; ``closed`` tells its state. Handles cannot be pickled or copied: they mean nothing elsewhere.
+    """
+
+    #: Class name -> class, so that a parent can make a child without importing its module.
+    _kinds: ClassVar[dict[str, type[Resource]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Resource._kinds.setdefault(cls.__name__, cls)
+
+    def _own(
+        self, cdata: CData, destroy: Callable[[CData], None], *parents: Resource, label: str | None = None
+    ) -> None:
+        """Take ownership of a handle, and become a child of ``parents``."""
+        self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
+        self._serial = next(_serials)
+        self._owned = _Handle(cdata, destroy, parents, label or f"{type(self).__name__} object")
+        self._finalizer = weakref.finalize(self, _abandoned, self._owned)
+        for parent in parents:
+            parent._children[self._serial] = self
+
+    @property
+    def closed(self) -> bool:
+        """Whether the handle is gone."""
+        owned = getattr(self, "_owned", None)
+        return owned is None or owned.cdata is None
+
+    @property
+    def _handle(self) -> CData:
+        """The C pointer; the one way to it, so that a closed object never reaches a verb.
+
+        Raises:
+            ClosedError: the object was closed, or belongs to another process.
+
+        """
+        owned = getattr(self, "_owned", None)
+        if owned is None or owned.cdata is None:
+            self._raise_closed()
+        if owned.pid != os.getpid():
+            raise ClosedError(
+                f"this {type(self).__name__} was opened by process {owned.pid}; verbs objects cannot be used"
+                " in a forked child: open the device there anew"
+            )
+        cdata: CData = owned.cdata
+        return cdata
+
+    def _raise_closed(self) -> NoReturn:
+        raise ClosedError(f"this {type(self).__name__} is closed")
+
+    def close(self) -> None:
+        """Close the children, youngest first, then destroy this object; safe to call again.
+
+        Raises:
+            VerbsOSError: the verb refused; the object stays open, and ``close()`` may be called again.
+
+        """
+        if self.closed:
+            return
+        for _, child in sorted(self._children.items(), reverse=True):
+            child.close()
+        self._before_destroy()
+        parents = self._owned.parents
+        self._owned.close()
+        self._finalizer.detach()
+        for parent in parents:
+            parent._children.pop(self._serial, None)
+        self._after_destroy()
+
+    def _before_destroy(self) -> None:
+        """Do what must precede the destroying verb; may raise to refuse it."""
+
+    def _after_destroy(self) -> None:
+        """Let go of what the handle needed, such as exported buffers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} holds a handle of this process and cannot be pickled or copied;"
+            " send plain values instead, such as RemoteBuffer"
+        )

@@ -1,0 +1,112 @@
+/*
+ * Waiting for completions without holding the interpreter.
+ *
+ * One rule: poll; spin briefly, giving the CPU away each time round; arm; poll again, because a completion
+ * that came between the last poll and the arming raises no event; then sleep on the channel's descriptor.
+ * Whoever calls this from Python has released the GIL, and comes back at least once per timeout_ns, so that
+ * signal handlers run.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdint.h>
+#include <time.h>
+#include <infiniband/verbs.h>
+
+#define PVL_WOKE_PEER 1    /* peer_fd is readable or was hung up */
+#define PVL_WOKE_SIGNAL 2  /* a signal interrupted the sleep: let the interpreter run its handlers */
+#define PVL_WOKE_TIMEOUT 4 /* timeout_ns passed */
+
+/* Without a channel there is nothing to sleep on: look again this often. */
+#define PVL_BLIND_SLEEP_NS 200000
+
+static int64_t pvl_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int pvl_set_nonblocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+
+    if (flags < 0)
+        return -1;
+    return fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+/* Take and acknowledge every event that waits on the channel; its descriptor must be non-blocking. */
+static void pvl_drain_events(struct ibv_comp_channel *channel)
+{
+    struct ibv_cq *cq;
+    void *cq_context;
+
+    while (ibv_get_cq_event(channel, &cq, &cq_context) == 0)
+        ibv_ack_cq_events(cq, 1);
+}
+
+/* Sleep until the channel or the peer's descriptor is readable, or the deadline; returns PVL_WOKE_* bits. */
+static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t deadline)
+{
+    struct pollfd fds[2] = {
+        {.fd = channel ? channel->fd : -1, .events = POLLIN},
+        {.fd = peer_fd, .events = POLLIN | POLLRDHUP}, /* poll() passes over a negative descriptor */
+    };
+    int64_t left = deadline - pvl_now_ns();
+    struct timespec limit;
+    int n;
+
+    if (left <= 0)
+        return PVL_WOKE_TIMEOUT;
+    if (!channel && left > PVL_BLIND_SLEEP_NS)
+        left = PVL_BLIND_SLEEP_NS;
+    limit.tv_sec = left / 1000000000;
+    limit.tv_nsec = left % 1000000000;
+    n = ppoll(fds, 2, &limit, NULL);
+    if (n < 0)
+        return errno == EINTR ? PVL_WOKE_SIGNAL : -errno;
+    if (n == 0)
+        return 0; /* the caller looks at the clock */
+    if (fds[0].revents)
+        pvl_drain_events(channel);
+    return fds[1].revents ? PVL_WOKE_PEER : 0;
+}
+
+/*
+ * Wait until the CQ has completions, and take up to max_wc of them.
+ *
+ * Returns how many were taken, or 0 with *woke saying why there are none, or a negative errno.
+ * channel may be NULL (then the wait looks again every PVL_BLIND_SLEEP_NS); peer_fd may be -1.
+ */
+static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc,
+                    int max_wc, int64_t spin_ns, int64_t timeout_ns, int *woke)
+{
+    int64_t start = pvl_now_ns();
+    int64_t deadline = start + timeout_ns;
+    int64_t spin_until = start + (spin_ns < timeout_ns ? spin_ns : timeout_ns);
+    int n;
+
+    *woke = 0;
+    for (;;) {
+        n = ibv_poll_cq(cq, max_wc, wc);
+        if (n)
+            return n < 0 ? -EIO : n;
+        if (pvl_now_ns() >= spin_until)
+            break;
+        sched_yield();
+    }
+    for (;;) {
+        if (channel && (n = ibv_req_notify_cq(cq, 0)))
+            return n < 0 ? n : -n;
+        n = ibv_poll_cq(cq, max_wc, wc);
+        if (n || *woke)
+            return n < 0 ? -EIO : n;
+        n = pvl_sleep(channel, peer_fd, deadline);
+        if (n < 0)
+            return n;
+        *woke = n; /* one more look at the CQ before giving up: what came first counts */
+    }
+}
