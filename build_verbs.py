@@ -33,12 +33,9 @@ from setuptools.errors import CompileError, PlatformError
 
 FFI_DIR = Path("pyverbs_lite", "ffi")
 CDEF = ("types", "device", "pd_mr", "cq", "qp", "wr", "cma", "pvl")
-SOURCES = ("wait",)
+SOURCES = ("wait", "engine")
 INCLUDES = (
-    "#define _GNU_SOURCE\n"
-    "#include <infiniband/verbs.h>\n"
-    "#include <rdma/rdma_cma.h>\n"
-    "#include <rdma/rdma_verbs.h>\n"
+    "#define _GNU_SOURCE\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <rdma/rdma_verbs.h>\n"
 )
 LIBRARIES = ("ibverbs", "rdmacm")
 MISSING_HEADERS = (
@@ -46,9 +43,7 @@ MISSING_HEADERS = (
     " (Debian, Ubuntu) or rdma-core-devel (Fedora, RHEL)."
 )
 
-_SECTION = re.compile(
-    r"^//: since (?P<since>\d+) (?P<name>\w+) (?P<probe>.+)\n(?P<body>(?:.*\n)*?)//: end$", re.M
-)
+_SECTION = re.compile(r"^//: since (?P<since>\d+) (?P<name>\w+) (?P<probe>.+)\n(?P<body>(?:.*\n)*?)//: end$", re.M)
 
 
 class Section(NamedTuple):
@@ -67,9 +62,7 @@ def read_cdef(root: Path) -> str:
 
 def sections(cdef: str) -> list[Section]:
     """List the version-dependent sections of the declarations."""
-    return [
-        Section(m["name"], int(m["since"]), m["probe"].strip(), m["body"]) for m in _SECTION.finditer(cdef)
-    ]
+    return [Section(m["name"], int(m["since"]), m["probe"].strip(), m["body"]) for m in _SECTION.finditer(cdef)]
 
 
 def resolve(cdef: str, present: set[str]) -> str:
@@ -80,9 +73,7 @@ def resolve(cdef: str, present: set[str]) -> str:
 
 def c_source(root: Path, cdef: str, present: set[str]) -> str:
     """Return the C that goes in front of cffi's own: includes, feature values, our functions."""
-    flags = "".join(
-        f"#define PVL_HAS_{s.name} {s.since if s.name in present else -s.since}\n" for s in sections(cdef)
-    )
+    flags = "".join(f"#define PVL_HAS_{s.name} {s.since if s.name in present else -s.since}\n" for s in sections(cdef))
     ours = "\n".join((root / FFI_DIR / "src" / f"{name}.c").read_text() for name in SOURCES)
     return f"{INCLUDES}\n{flags}\n{ours}"
 
@@ -114,6 +105,7 @@ class build_ext(_build_ext):
     """Probe the headers, emit the C source, then compile it as any other extension."""
 
     def build_extension(self, ext: Extension) -> None:
+        """Do all of it for the one extension there is."""
         ext.extra_compile_args += ["-std=gnu11", *pkg_config("--cflags")]
         ext.extra_link_args += [flag for flag in pkg_config("--libs") if not flag.startswith("-l")]
         if not self._compiles("0", ext):

@@ -1,39 +1,107 @@
-"""The buffer protocol seen as memory for a device: address, length in bytes, and a hold on the exporter."""
+"""Buffers seen as memory for a device: address, length in bytes, and a hold on the exporter.
+
+Anything with the buffer protocol will do, and so will a CPU tensor of torch, which has none: it is known by its
+``data_ptr()``, so torch itself is never imported.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import re
+from typing import Any, Protocol, TypeAlias
+
 from typing_extensions import Buffer
 
-from .ffi import ffi
-from .ffi._verbs import CData
+from .ffi import CData, ffi
 
-__all__ = ["Pinned", "as_bytes_view"]
+__all__ = ["CPUTensor", "Memory", "Pinned", "as_bytes_view"]
 
 
-def as_bytes_view(data: Buffer, *, writable: bool = False, what: str = "buffer") -> memoryview:
+class CPUTensor(Protocol):
+    """What is asked of a tensor: ``torch.Tensor`` fits, of any dtype."""
+
+    @property
+    def device(self) -> Any:
+        """Where it lives; ``device.type`` must be ``"cpu"``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its length in bytes."""
+
+    def data_ptr(self) -> int:
+        """Return the address of its first element."""
+
+    def is_contiguous(self) -> bool:
+        """Tell whether its elements are one range of memory, in order."""
+
+
+#: What can be sent, received into or registered.
+Memory: TypeAlias = Buffer | CPUTensor
+
+_DEVICE_MEMORY = (
+    "{what} is a {kind} in the memory of a device, which can be registered through dma-buf only (not supported yet):"
+    " copy it to the CPU first"
+)
+
+
+def as_bytes_view(data: Memory, *, writable: bool = False, what: str = "buffer") -> memoryview:
     """Return a flat view of a buffer's own bytes; never a copy.
 
     Raises:
-        TypeError: the object has no buffer protocol.
+        TypeError: the object is neither a buffer nor a CPU tensor, or holds references to Python objects.
         ValueError: it is not C-contiguous, so its bytes are not one range of memory.
         BufferError: ``writable`` is asked for and the memory is read-only.
 
     """
     try:
-        view = memoryview(data)
+        view = memoryview(data)  # type: ignore[arg-type]  # a tensor is told from a buffer by trying
     except TypeError as error:
-        raise TypeError(
-            f"{what} must support the buffer protocol (bytes, bytearray, memoryview, array, mmap, numpy, a torch CPU"
-            f" tensor's .numpy()), not {type(data).__name__}"
-        ) from error
+        kind = type(data).__name__
+        if callable(getattr(data, "data_ptr", None)):
+            view = _tensor_view(data, what)
+        elif hasattr(data, "__cuda_array_interface__"):
+            raise TypeError(_DEVICE_MEMORY.format(what=what, kind=kind)) from error
+        else:
+            raise TypeError(
+                f"{what} must support the buffer protocol (bytes, bytearray, memoryview, array, mmap, numpy) or be a"
+                f" torch CPU tensor, not {kind}"
+            ) from error
     if not view.c_contiguous:
         raise ValueError(
             f"{what} of shape {view.shape} and strides {view.strides} is not C-contiguous: its bytes are not one"
             " range of memory, and a copy would not be the memory you passed"
         )
+    # The names of a struct's members stand between colons in its format.
+    if "O" in re.sub(":[^:]*:", "", view.format):
+        raise TypeError(f"{what} holds references to Python objects, which mean nothing in another process")
     if writable and view.readonly:
         raise BufferError(f"{what} is read-only ({type(data).__name__}) and cannot be a target")
     return view.cast("B") if view.nbytes else memoryview(bytearray()) if writable else memoryview(b"")
+
+
+def _tensor_view(tensor: Any, what: str) -> memoryview:
+    """View the memory of a tensor; the view keeps the tensor alive.
+
+    A tensor cannot be pinned as a ``bytearray`` is: whoever resizes it in place moves its memory.
+    """
+    kind = type(tensor).__name__
+    if tensor.device.type != "cpu":
+        raise TypeError(_DEVICE_MEMORY.format(what=what, kind=f"{kind} on {tensor.device.type!r}"))
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{what} is a {kind} that is not contiguous: its bytes are not one range of memory, and a copy would not"
+            " be the memory you passed"
+        )
+    for lazy in ("is_conj", "is_neg"):  # torch conjugates and negates on reading: memory holds the values before
+        if getattr(tensor, lazy, bool)():
+            raise ValueError(f"{what} is a {kind} whose memory does not hold its values ({lazy}); resolve it first")
+    if not tensor.nbytes:
+        return memoryview(bytearray())  # it has no address
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    # set_() gives a tensor other storage and frees the old one, so the storage is held too where there is one.
+    memory._owners = tensor, getattr(tensor, "untyped_storage", bool)()  # type: ignore[attr-defined]
+    return memoryview(memory)
 
 
 class Pinned:
@@ -44,7 +112,7 @@ class Pinned:
 
     __slots__ = ("_cdata", "addr", "nbytes", "readonly", "view")
 
-    def __init__(self, data: Buffer, *, writable: bool = False, what: str = "buffer") -> None:
+    def __init__(self, data: Memory, *, writable: bool = False, what: str = "buffer") -> None:
         self.view = as_bytes_view(data, writable=writable, what=what)
         self.nbytes = self.view.nbytes
         self.readonly = self.view.readonly
@@ -52,6 +120,8 @@ class Pinned:
         self.addr = int(ffi.cast("uintptr_t", self._cdata))
 
     def release(self) -> None:
-        """Let the exporter move or free its memory again."""
+        """Let the exporter move or free its memory again; never fails, and safe to call again."""
         ffi.release(self._cdata)
-        self.view.release()
+        # Somebody's array over the view keeps the memory in place for as long as it lives: theirs to decide.
+        with contextlib.suppress(BufferError):
+            self.view.release()

@@ -13,8 +13,7 @@ import errno
 import resource
 
 from .errors import QueueFullError, RouteError, UnsupportedError, VerbsOSError
-from .ffi import ffi
-from .ffi._verbs import CData
+from .ffi import CData, ffi
 
 __all__ = ["check_neg", "check_ptr", "check_rc", "os_error"]
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -20,8 +21,7 @@ from typing import ClassVar, NoReturn
 
 from typing_extensions import Self
 
-from .errors import ClosedError
-from .ffi._verbs import CData
+from .errors import ClosedError, VerbsError
 
 __all__ = ["Resource"]
 
@@ -31,7 +31,7 @@ _serials = itertools.count()
 class _Handle:
     """A C handle and what destroys it; shared by an object and its finaliser, and never copied."""
 
-    __slots__ = ("cdata", "destroy", "label", "lock", "parents", "pid")
+    __slots__ = ("cdata", "closing", "destroy", "label", "lock", "parents", "pid")
 
     def __init__(
         self, cdata: CData, destroy: Callable[[CData], None], parents: tuple[Resource, ...], label: str
@@ -41,30 +41,41 @@ class _Handle:
         self.parents = parents
         self.label = label
         self.pid = os.getpid()
-        self.lock = threading.Lock()
+        # Reentrant, with a flag, because a signal handler may close what it interrupted the closing of.
+        self.lock = threading.RLock()
+        self.closing = False
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child's copy; the lock may then be held by a thread that is not there."""
+        return self.pid != os.getpid()
 
     def close(self) -> None:
-        with self.lock:
-            if self.cdata is not None and self.pid == os.getpid():
-                self.destroy(self.cdata)
-            self.cdata = None
-            self.parents = ()
+        # Taken away before the call: if Ctrl-C lands after it, a leak at exit is better than destroying twice.
+        cdata, self.cdata = self.cdata, None
+        if cdata is not None:
+            try:
+                self.destroy(cdata)
+            except Exception:
+                self.cdata = cdata
+                raise
+        self.parents = ()
 
 
 def _abandoned(handle: _Handle) -> None:
     """Destroy what was dropped without ``close()``, then say so."""
-    if handle.cdata is None or handle.pid != os.getpid():
+    if handle.cdata is None or handle.foreign:
         return
     try:
-        handle.close()
+        with handle.lock:
+            handle.close()
     except Exception as error:
         outcome = f"and could not be destroyed: {error}"
     else:
         outcome = "it was destroyed now; use close() or a with block"
-    try:
+    # Where warnings are errors this raises, and a finaliser has nobody to raise to.
+    with contextlib.suppress(Exception):
         warnings.warn(f"{handle.label} was never closed ({outcome})", ResourceWarning, stacklevel=2)
-    except ResourceWarning:
-        pass  # warnings are errors here, and a finaliser has nobody to raise to
 
 
 class Resource:
@@ -75,6 +86,8 @@ class Resource:
 
     #: Class name -> class, so that a parent can make a child without importing its module.
     _kinds: ClassVar[dict[str, type[Resource]]] = {}
+    #: Whether a parent closes this before its other children: a QP, whose requests in flight hold memory regions.
+    _closes_early: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         Resource._kinds.setdefault(cls.__name__, cls)
@@ -89,6 +102,10 @@ class Resource:
         self._finalizer = weakref.finalize(self, _abandoned, self._owned)
         for parent in parents:
             parent._children[self._serial] = self
+
+    def _make(self, kind: str, *args: object, **options: object) -> Resource:
+        """Make a child of a class that this module cannot import, because it imports this one."""
+        return Resource._kinds[kind](self, *args, **options)  # type: ignore[call-arg]
 
     @property
     def closed(self) -> bool:
@@ -107,7 +124,7 @@ class Resource:
         owned = getattr(self, "_owned", None)
         if owned is None or owned.cdata is None:
             self._raise_closed()
-        if owned.pid != os.getpid():
+        if owned.foreign:
             raise ClosedError(
                 f"this {type(self).__name__} was opened by process {owned.pid}; verbs objects cannot be used"
                 " in a forked child: open the device there anew"
@@ -119,19 +136,37 @@ class Resource:
         raise ClosedError(f"this {type(self).__name__} is closed")
 
     def close(self) -> None:
-        """Close the children, youngest first, then destroy this object; safe to call again.
+        """Close the children, youngest first, then destroy this object; safe to call again, and from any thread.
+
+        In a forked child the object is only marked as closed: the handle belongs to the parent process.
 
         Raises:
             VerbsOSError: the verb refused; the object stays open, and ``close()`` may be called again.
 
         """
-        if self.closed:
+        owned: _Handle | None = getattr(self, "_owned", None)
+        if owned is None:
             return
-        for _, child in sorted(self._children.items(), reverse=True):
+        if owned.foreign:
+            owned.cdata = None
+            return
+        with owned.lock:
+            if owned.cdata is None or owned.closing:
+                return
+            owned.closing = True
+            try:
+                self._close(owned)
+            finally:
+                owned.closing = False
+
+    def _close(self, owned: _Handle) -> None:
+        # A list of references, because another thread may add a child meanwhile.
+        children = [child for ref in self._children.valuerefs() if (child := ref()) is not None]
+        for child in sorted(children, key=lambda c: (c._closes_early, c._serial), reverse=True):
             child.close()
         self._before_destroy()
-        parents = self._owned.parents
-        self._owned.close()
+        parents = owned.parents
+        owned.close()
         self._finalizer.detach()
         for parent in parents:
             parent._children.pop(self._serial, None)
@@ -149,7 +184,12 @@ class Resource:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except VerbsError:
+            if error is None:
+                raise
+            # The first error counts. The object is still open, so its finaliser tries again, and warns.
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import errno as _errno
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "AttributeMaskError",
@@ -76,11 +76,30 @@ class VerbsError(Exception):
 
     operation: str = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders, and the default would call __init__ with the text alone.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(cls: type[VerbsError], args: tuple[object, ...], attributes: dict[str, object]) -> VerbsError:
+    """Make a copy of an error from what it carries, past its own ``__init__``."""
+    error = cls.__new__(cls, *args)  # OSError reads them here, or in __init__ where a subclass has its own
+    (OSError if issubclass(cls, OSError) else Exception).__init__(error, *args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class VerbsOSError(VerbsError, OSError):
-    """A verb was refused by libibverbs, the kernel or the device; ``errno`` is always positive."""
+    """A verb was refused by libibverbs, the kernel or the device; ``errno`` is always positive.
+
+    Attributes:
+        posted: after posting a list of work requests, how many were accepted before the one that was refused.
+    """
+
+    posted: int = 0
 
     def __init__(self, errno: int, operation: str, hint: str = "") -> None:
+        errno = abs(errno) or _errno.EIO  # drivers that negate it, or do not set it at all
         name = _errno.errorcode.get(errno, str(errno))
         text = f"{operation} failed: {name} ({os.strerror(errno)})"
         super().__init__(errno, f"{text}: {hint}" if hint else text)
@@ -89,9 +108,6 @@ class VerbsOSError(VerbsError, OSError):
 
     def __str__(self) -> str:
         return str(self.strerror)
-
-    def __reduce__(self) -> tuple[type[VerbsOSError], tuple[int | None, str, str]]:
-        return type(self), (self.errno, self.operation, self.hint)
 
 
 class UnsupportedError(VerbsOSError):
@@ -151,9 +167,7 @@ class AttributeMaskError(StateError):
 
     """
 
-    def __init__(
-        self, message: str, *, current: object, target: object, missing: object, extra: object
-    ) -> None:
+    def __init__(self, message: str, *, current: object, target: object, missing: object, extra: object) -> None:
         super().__init__(message)
         self.operation = "ibv_modify_qp"
         self.current = current
@@ -215,14 +229,10 @@ class CompletionError(VerbsError, OSError):
     def __init_subclass__(cls, *, status: str) -> None:
         CompletionError.by_status[status] = cls
 
-    def __init__(
-        self, status: object, *, wr_id: int, qp_num: int, vendor_err: int = 0, operation: str = ""
-    ) -> None:
+    def __init__(self, status: object, *, wr_id: int, qp_num: int, vendor_err: int = 0, operation: str = "") -> None:
         name = getattr(status, "name", str(status))
         where = f"{operation or 'work request'} on QP {qp_num:#x}"
-        super().__init__(
-            _errno.EIO, f"{where} completed with {name}: {self.cause} (vendor_err {vendor_err:#x})"
-        )
+        super().__init__(_errno.EIO, f"{where} completed with {name}: {self.cause} (vendor_err {vendor_err:#x})")
         self.status = status
         self.wr_id = wr_id
         self.qp_num = qp_num
@@ -254,9 +264,7 @@ class LocalProtectionError(CompletionError, status="LOC_PROT_ERR"):
 class FlushError(CompletionError, status="WR_FLUSH_ERR"):
     """The QP was in the ERR state, so the request was thrown away: a consequence, not a cause."""
 
-    cause = (
-        "the QP was in the ERR state and the request was never carried out; an earlier error is the reason"
-    )
+    cause = "the QP was in the ERR state and the request was never carried out; an earlier error is the reason"
 
 
 class MWBindError(CompletionError, status="MW_BIND_ERR"):
@@ -289,9 +297,7 @@ class RemoteInvalidRequestError(CompletionError, status="REM_INV_REQ_ERR"):
 class RemoteAccessError(CompletionError, status="REM_ACCESS_ERR"):
     """The rkey, range or access flags do not allow the operation on the remote memory."""
 
-    cause = (
-        "the remote MR does not allow it: wrong or stale rkey, range outside the MR, or access flag missing"
-    )
+    cause = "the remote MR does not allow it: wrong or stale rkey, range outside the MR, or access flag missing"
 
 
 class RemoteOperationError(CompletionError, status="REM_OP_ERR"):

@@ -9,6 +9,8 @@ The one place that imports the compiled module. ``lib`` holds the functions and 
     devices = lib.ibv_get_device_list(count)
 """
 
+from typing import TYPE_CHECKING
+
 try:
     from ._verbs import ffi, lib
 except ImportError as error:
@@ -19,4 +21,9 @@ except ImportError as error:
         ) from error
     raise
 
-__all__ = ["ffi", "lib"]
+if TYPE_CHECKING:
+    from ._verbs import CData
+else:
+    CData = ffi.CData
+
+__all__ = ["CData", "ffi", "lib"]

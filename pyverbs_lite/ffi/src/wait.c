@@ -78,11 +78,13 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t dead
 /*
  * Wait until the CQ has completions, and take up to max_wc of them.
  *
- * Returns how many were taken, or 0 with *woke saying why there are none, or a negative errno.
- * channel may be NULL (then the wait looks again every PVL_BLIND_SLEEP_NS); peer_fd may be -1.
+ * Returns 0 or a negative errno. How many were taken goes to *got and not into the return value: an exception
+ * that the interpreter raises between this call and the next line (Ctrl-C) must not lose them. Where *got is 0,
+ * *woke says why. With timeout_ns 0 this only polls. channel may be NULL (then the wait looks again every
+ * PVL_BLIND_SLEEP_NS); peer_fd may be -1.
  */
 static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc,
-                    int max_wc, int64_t spin_ns, int64_t timeout_ns, int *woke)
+                    int max_wc, int64_t spin_ns, int64_t timeout_ns, int *got, int *woke)
 {
     int64_t start = pvl_now_ns();
     int64_t deadline = start + timeout_ns;
@@ -93,20 +95,26 @@ static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int pee
     for (;;) {
         n = ibv_poll_cq(cq, max_wc, wc);
         if (n)
-            return n < 0 ? -EIO : n;
+            return n < 0 ? -EIO : (*got = n, 0);
         if (pvl_now_ns() >= spin_until)
             break;
         sched_yield();
+    }
+    if (timeout_ns <= 0) {
+        *woke = PVL_WOKE_TIMEOUT;
+        return 0;
     }
     for (;;) {
         if (channel && (n = ibv_req_notify_cq(cq, 0)))
             return n < 0 ? n : -n;
         n = ibv_poll_cq(cq, max_wc, wc);
-        if (n || *woke)
-            return n < 0 ? -EIO : n;
+        if (n)
+            return n < 0 ? -EIO : (*got = n, 0);
+        if (*woke) /* what woke us has been followed by one more look at the CQ: what came first counts */
+            return 0;
         n = pvl_sleep(channel, peer_fd, deadline);
         if (n < 0)
             return n;
-        *woke = n; /* one more look at the CQ before giving up: what came first counts */
+        *woke = n;
     }
 }

@@ -1,0 +1,331 @@
+"""What one side knows of the other, as plain values: ``RemoteBuffer``, its memory, and ``Endpoint``, its QP.
+
+``slice_range`` is the one rule for ranges, shared by local and remote memory: a range that is not wholly inside
+raises. Python's own slices clamp, and a transfer that silently moves fewer bytes than asked for is a bug that shows
+up on the other host.
+"""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from typing import Protocol, SupportsIndex
+
+from typing_extensions import Self
+
+from .enums import MTU, AccessFlags, LinkLayer
+from .errors import HandshakeError, StateError
+
+__all__ = [
+    "REMOTE_ACCESS",
+    "Advertisable",
+    "Endpoint",
+    "Negotiated",
+    "RemoteBuffer",
+    "checked_int",
+    "negotiate",
+    "slice_range",
+]
+
+#: The flags that say anything to a peer.
+REMOTE_ACCESS = (AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC)
+_REMOTE_MASK = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_SPACE = 1 << 64
+
+
+def _integer(value: object, what: str) -> int:
+    # A bool is an int to Python and a mistake to everybody else; a float that happens to be whole is one, too.
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{what} must be an integer, not {type(value).__name__} ({value!r})")
+    return int(operator.index(value))
+
+
+def _show(value: int) -> str:
+    return str(value) if -4096 < value < 4096 else f"{value} ({value:#x})"
+
+
+def checked_int(value: object, low: int, high: int, what: str, why: str = "") -> int:
+    """Return the value as an ``int`` within ``low..high``.
+
+    Raises:
+        TypeError: it is no integer; a bool or a float is none.
+        ValueError: it is outside; the text names the field, the value and the range.
+
+    """
+    number = _integer(value, what)
+    if not low <= number <= high:
+        note = f": {why}" if why else ""
+        raise ValueError(f"{what} is {_show(number)}, outside {_show(low)}..{_show(high)}{note}")
+    return number
+
+
+def slice_range(key: object, length: int, what: str) -> tuple[int, int]:
+    """Return ``(start, stop)`` of a slice over ``length`` bytes; never clamps.
+
+    Negative bounds count from the end, as everywhere in Python. ``what`` is the subject of the error texts.
+
+    Raises:
+        TypeError: not a slice, or a bound is no integer.
+        IndexError: a bound is outside.
+        ValueError: the range ends before it starts, or has a step.
+
+    """
+    if not isinstance(key, slice):
+        hint = f"one byte is [{key}:{key + 1}]" if type(key) is int and key >= 0 else "such as [0:8]"
+        raise TypeError(f"{what} takes ranges only, {hint}; not [{key!r}]")
+    if key.step is not None and _integer(key.step, f"{what}: the step of a range") != 1:
+        raise ValueError(f"{what}: a range is contiguous, so its step must be 1, not {key.step}")
+    shown = ":".join("" if bound is None else str(bound) for bound in (key.start, key.stop))
+    ends = []
+    for bound, default in ((key.start, 0), (key.stop, length)):
+        end = default if bound is None else _integer(bound, f"{what}: the bound of a range")
+        ends.append(end + length if end < 0 else end)
+    start, stop = ends
+    if not (0 <= start <= length and 0 <= stop <= length):
+        raise IndexError(f"{what} of {length} bytes: range {shown} is outside")
+    if stop < start:
+        raise ValueError(f"{what} of {length} bytes: range {shown} ends before it starts")
+    return start, stop
+
+
+class Advertisable(Protocol):
+    """Anything with a remote key: an ``MR``, or a slice of one."""
+
+    @property
+    def addr(self) -> int:
+        """Where it starts, in the owner's address space."""
+
+    @property
+    def rkey(self) -> int:
+        """The key that the peer uses."""
+
+    @property
+    def length(self) -> int:
+        """Its size in bytes."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RemoteBuffer:
+    """A range of a peer's registered memory; immutable, hashable, and pickles to any process or host.
+
+    ``buf[a:b]`` is a part of it, with Python's negative bounds; a bound outside raises, never clamps.
+
+    Attributes:
+        addr: 64-bit address in the owner's address space.
+        rkey: 32-bit remote key.
+        length: size in bytes; ``addr + length`` is at most 2**64.
+        name: what the owner calls it; empty if it has no name.
+        access: the remote accesses the owner allows, or None where that is not known. Local flags are dropped.
+        offset, extent: where in the named buffer this range starts, and the size of that whole buffer: for error
+            texts, and not compared.
+
+    Raises:
+        TypeError: a number is no integer (a bool or a float is none), or the name or the access has a wrong type.
+        ValueError: a number is outside its range.
+
+    """
+
+    addr: int
+    rkey: int
+    length: int
+    name: str = ""
+    access: AccessFlags | None = None
+    offset: int = field(default=0, compare=False, kw_only=True)
+    extent: int = field(default=-1, compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a str, not {type(self.name).__name__}")
+        if not isinstance(self.access, AccessFlags | None):
+            raise TypeError(f"access must be AccessFlags or None (not known), not {self.access!r}")
+        addr = checked_int(self.addr, 0, _SPACE - 1, "addr", "an address has 64 bits")
+        length = checked_int(self.length, 0, _SPACE - addr, "length", "addr + length is at most 2**64")
+        offset = checked_int(self.offset, 0, addr, "offset", "the named buffer starts at addr - offset")
+        whole = offset + length if self.extent == -1 else self.extent
+        plain = {
+            "addr": addr,
+            "rkey": checked_int(self.rkey, 0, (1 << 32) - 1, "rkey", "an rkey has 32 bits"),
+            "length": length,
+            "offset": offset,
+            "extent": checked_int(whole, offset + length, _SPACE - addr + offset, "extent"),
+            "access": None if self.access is None else self.access & _REMOTE_MASK,
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, mr: Advertisable, *, name: str = "", access: AccessFlags | None = None) -> Self:
+        """Return what a peer may know of an ``MR`` or a slice of one: its rkey, never its lkey."""
+        return cls(mr.addr, mr.rkey, mr.length, name, access)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: slice) -> Self:
+        start, stop = slice_range(key, self.length, str(self))
+        return type(self)(
+            self.addr + start,
+            self.rkey,
+            stop - start,
+            self.name,
+            self.access,
+            offset=self.offset + start,
+            extent=self.extent,
+        )
+
+    def require(self, flag: AccessFlags, operation: str) -> None:
+        """Refuse an operation that the owner does not allow; passes where the access is not known.
+
+        Args:
+            flag: the remote access that the operation needs; of several, all.
+            operation: what was asked for, to begin the error text.
+
+        Raises:
+            StateError: the owner does not allow it; the text says what it allows.
+
+        """
+        if self.access is None or flag & self.access == flag:
+            return
+        allowed = _names(self.access) or "no remote access"
+        error = StateError(f"{operation} needs {_names(flag)}, but the owner of {self} allows only {allowed}")
+        error.operation = operation
+        raise error
+
+    def __str__(self) -> str:
+        """Name the buffer as error texts do: ``buffer 'kv'``, or ``buffer 'kv'[16:32]`` for a part of it."""
+        base = f"buffer {self.name!r}" if self.name else f"remote buffer {self.addr - self.offset:#x}"
+        if self.length == self.extent:
+            return base
+        return f"{base}[{self.offset}:{self.offset + self.length}]"
+
+    def __repr__(self) -> str:
+        extra = f", name={self.name!r}" if self.name else ""
+        if self.access is not None:
+            extra += f", access={_names(self.access) or 'none'}"
+        return f"{type(self).__name__}(addr={self.addr:#x}, rkey={self.rkey:#x}, length={self.length}{extra})"
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        # Through the constructor under every protocol, so that a forged pickle is range-checked like anything else.
+        access = None if self.access is None else int(self.access)
+        fields = (self.addr, self.rkey, self.length, self.name, access, self.offset, self.extent)
+        return _rebuild, (type(self), *fields)
+
+
+def _rebuild(
+    cls: type[RemoteBuffer],
+    addr: int,
+    rkey: int,
+    length: int,
+    name: str,
+    access: int | None,
+    offset: int,
+    extent: int,
+) -> RemoteBuffer:
+    allowed = None if access is None else AccessFlags(access)
+    return cls(addr, rkey, length, name, allowed, offset=offset, extent=extent)
+
+
+def _names(flags: AccessFlags) -> str:
+    return " and ".join(str(flag.name) for flag in REMOTE_ACCESS if flag in flags)
+
+
+_LINK_LAYER_NAMES = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
+_RANGES: dict[str, tuple[int, int, str]] = {
+    "nonce": (0, 2**64 - 1, "64 bits"),
+    "qp_num": (2, 0xFFFFFE, "a QP number has 24 bits; 0, 1 and 0xffffff are never an RC QP"),
+    "psn": (0, 0xFFFFFF, "a packet sequence number has 24 bits"),
+    "lid": (0, 0xFFFF, "a LID has 16 bits"),
+    "max_rd_atomic": (0, 0xFF, "8 bits"),
+    "max_dest_rd_atomic": (0, 0xFF, "8 bits"),
+    "max_message_size": (0, 2**31, "a message has at most 2**31 bytes"),
+    "recv_depth": (0, 2**31 - 1, "31 bits"),
+    "max_msg_sz": (1, 2**32 - 1, "32 bits"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One side's QP and what that side can do, as its HELLO says it.
+
+    Attributes:
+        qp_num, lid, gid, link_layer: where the QP is. A LID matters on InfiniBand only.
+        psn: the sender's own ``sq_psn``; the receiver sets it as ``rq_psn``.
+        mtu: the largest path MTU the sender's port can do.
+        max_rd_atomic: RDMA reads and atomics that the sender wants in flight.
+        max_dest_rd_atomic: RDMA reads and atomics that it can serve at once.
+        max_message_size: bytes that each of its posted receives takes.
+        recv_depth: how many receives it has posted.
+        max_msg_sz: the largest message of its port.
+        nonce: 64 random bits, so that no two records are the same.
+
+    Raises:
+        TypeError, ValueError: a field is not what it must be; the text names it, its value and its range.
+
+    """
+
+    qp_num: int
+    psn: int
+    lid: int
+    gid: IPv6Address
+    link_layer: LinkLayer
+    mtu: MTU
+    max_rd_atomic: int
+    max_dest_rd_atomic: int
+    max_message_size: int
+    recv_depth: int
+    max_msg_sz: int
+    nonce: int = field(default_factory=lambda: secrets.randbits(64))
+
+    def __post_init__(self) -> None:
+        for name, (low, high, why) in _RANGES.items():
+            object.__setattr__(self, name, checked_int(getattr(self, name), low, high, name, why))
+        for name, kind in (("gid", IPv6Address), ("link_layer", LinkLayer), ("mtu", MTU)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+        if self.link_layer not in _LINK_LAYER_NAMES:
+            raise ValueError("link_layer is UNSPECIFIED: it must be INFINIBAND or ETHERNET")
+        if self.link_layer is LinkLayer.INFINIBAND:
+            checked_int(self.lid, 1, 0xBFFF, "lid", "a unicast LID on InfiniBand")
+        elif not int(self.gid):
+            raise ValueError("gid is ::, outside the unicast GIDs: on Ethernet the GID is the address")
+        if self.gid.is_multicast:
+            raise ValueError(f"gid is {self.gid}, outside the unicast GIDs: it is a multicast address")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Negotiated:
+    """What both sides can do, seen from one of them; see ``negotiate``."""
+
+    path_mtu: MTU
+    max_rd_atomic: int
+    max_dest_rd_atomic: int
+    max_send_size: int
+    max_rdma_size: int
+    send_depth_limit: int
+
+
+def negotiate(local: Endpoint, remote: Endpoint) -> Negotiated:
+    """Return what the two sides have in common.
+
+    Reads and atomics in flight are bounded by what the other side serves, sends by what it has posted.
+
+    Raises:
+        HandshakeError: the two cannot be connected.
+
+    """
+    if local.link_layer is not remote.link_layer:
+        mine, theirs = (_LINK_LAYER_NAMES[side.link_layer] for side in (local, remote))
+        raise HandshakeError(f"one side is {mine}, the other {theirs}: this side is {mine}; choose other ports")
+    if local == remote:
+        raise HandshakeError("the peer sent this side's own record back: is it an echo service?")
+    max_rdma_size = min(local.max_msg_sz, remote.max_msg_sz)
+    return Negotiated(
+        path_mtu=min(local.mtu, remote.mtu),
+        max_rd_atomic=min(local.max_rd_atomic, remote.max_dest_rd_atomic),
+        max_dest_rd_atomic=min(local.max_dest_rd_atomic, remote.max_rd_atomic),
+        max_send_size=min(remote.max_message_size, max_rdma_size),
+        max_rdma_size=max_rdma_size,
+        send_depth_limit=remote.recv_depth,
+    )
