@@ -73,7 +73,7 @@ def as_bytes_view(data: Memory, *, writable: bool = False, what: str = "buffer")
             " range of memory, and a copy would not be the memory you passed"
         )
     # The names of a struct's members stand between colons in its format.
-    if "O" in re.sub(":[^:]*:", "", view.format):
+    if "O" in view.format and "O" in re.sub(":[^:]*:", "", view.format):
         raise TypeError(f"{what} holds references to Python objects, which mean nothing in another process")
     if writable and view.readonly:
         raise BufferError(f"{what} is read-only ({type(data).__name__}) and cannot be a target")
@@ -100,7 +100,7 @@ def _tensor_view(tensor: Any, what: str) -> memoryview:
         return memoryview(bytearray())  # it has no address
     memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     # set_() gives a tensor other storage and frees the old one, so the storage is held too where there is one.
-    memory._owners = tensor, getattr(tensor, "untyped_storage", bool)()  # type: ignore[attr-defined]
+    memory._owners = tensor, getattr(tensor, "untyped_storage", bool)()
     return memoryview(memory)
 
 

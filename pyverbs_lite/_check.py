@@ -17,6 +17,8 @@ from .ffi import CData, ffi
 
 __all__ = ["check_neg", "check_ptr", "check_rc", "os_error"]
 
+#: Verbs whose memory the kernel pins.
+_PINNING = ("ibv_reg_", "ibv_create_qp", "ibv_create_cq", "ibv_create_srq")
 _UNSUPPORTED = "this device, its driver or this libibverbs does not have it"
 _CLASSES: dict[int, type[VerbsOSError]] = {
     errno.EOPNOTSUPP: UnsupportedError,
@@ -63,14 +65,27 @@ _HINTS: dict[tuple[str, int], str] = {
     ),
     ("ibv_post_recv", errno.EINVAL): "the QP is in RESET, or the request has more SGEs than max_recv_sge",
 }
+#: What an errno of a verb mostly means, where the operation says no more.
+_GENERAL_HINTS = {
+    errno.EINVAL: "the kernel or the device refused a value, or the object is not in a state for this",
+    errno.EPERM: "the process may not do this: it may need a capability (CAP_NET_RAW, CAP_IPC_LOCK)",
+    errno.EACCES: "the process may not do this: check the permissions of /dev/infiniband",
+    errno.ENOMEM: "the device, its driver or the kernel is out of memory or of objects of this kind",
+    errno.EBUSY: "something still uses the object: close what was made from it first",
+    errno.ENODEV: "the device is gone: it was unplugged or its driver was unloaded",
+    errno.EIO: "the device or its driver failed, or gave no reason",
+    errno.EFAULT: "an address is not mapped in this process",
+    errno.EMFILE: "the process has too many open files (ulimit -n)",
+    errno.ETIMEDOUT: "the device or the fabric did not answer in time",
+}
 
 
 def _memlock_hint() -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
     return (
-        f"registered memory is pinned and counts against RLIMIT_MEMLOCK, now {shown}; raise it (ulimit -l), or"
-        " register less"
+        f"registered memory is pinned and counts against RLIMIT_MEMLOCK, now {shown}, as queues do on most devices;"
+        " raise it (ulimit -l), or ask for less"
     )
 
 
@@ -80,10 +95,9 @@ def os_error(operation: str, number: int, hint: str = "") -> VerbsOSError:
     key = (operation, number)
     cls = _CLASSES_BY_OPERATION.get(key) or _CLASSES.get(number, VerbsOSError)
     if not hint:
-        if operation.startswith("ibv_reg_") and number in (errno.ENOMEM, errno.EAGAIN):
-            hint = _memlock_hint()
-        else:
-            hint = _HINTS.get(key, _UNSUPPORTED if cls is UnsupportedError else "")
+        hint = _HINTS.get(key) or (_UNSUPPORTED if cls is UnsupportedError else _GENERAL_HINTS.get(number, ""))
+        if operation.startswith(_PINNING) and number in (errno.ENOMEM, errno.EAGAIN):
+            hint = f"{hint}; {_memlock_hint()}" if hint else _memlock_hint()
     return cls(number, operation, hint)
 
 
@@ -97,7 +111,7 @@ def check_rc(operation: str, rc: int, hint: str = "") -> None:
     if rc == 0:
         return
     # -1 is ambiguous: EPERM negated, or the "-1 and errno" convention of older code paths.
-    raise os_error(operation, ffi.errno if rc == -1 else rc, hint)
+    raise os_error(operation, (ffi.errno or errno.EPERM) if rc == -1 else rc, hint)
 
 
 def check_ptr(operation: str, pointer: CData, hint: str = "") -> CData:

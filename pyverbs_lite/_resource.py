@@ -22,6 +22,7 @@ from typing import ClassVar, NoReturn
 from typing_extensions import Self
 
 from .errors import ClosedError, VerbsError
+from .ffi import CData
 
 __all__ = ["Resource"]
 
@@ -29,16 +30,24 @@ _serials = itertools.count()
 
 
 class _Handle:
-    """A C handle and what destroys it; shared by an object and its finaliser, and never copied."""
+    """A C handle and what destroys it; shared by an object and its finaliser, and never copied.
 
-    __slots__ = ("cdata", "closing", "destroy", "label", "lock", "parents", "pid")
+    Handles know each other and never the objects that own them: a finaliser lives as long as the program, so an object
+    that it could reach, such as a parent with an attribute that leads back to the child, would never be collected.
+    """
+
+    __slots__ = ("cdata", "children", "closing", "destroy", "dropped", "label", "lock", "parents", "pid")
 
     def __init__(
-        self, cdata: CData, destroy: Callable[[CData], None], parents: tuple[Resource, ...], label: str
+        self, cdata: CData, destroy: Callable[[CData], None], parents: tuple[_Handle, ...], label: str
     ) -> None:
         self.cdata: CData | None = cdata
         self.destroy = destroy
         self.parents = parents
+        self.children: set[_Handle] = set()
+        for parent in parents:
+            parent.children.add(self)
+        self.dropped = False
         self.label = label
         self.pid = os.getpid()
         # Reentrant, with a flag, because a signal handler may close what it interrupted the closing of.
@@ -59,6 +68,12 @@ class _Handle:
             except Exception:
                 self.cdata = cdata
                 raise
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop being a child."""
+        for parent in self.parents:
+            parent.children.discard(self)
         self.parents = ()
 
 
@@ -66,16 +81,24 @@ def _abandoned(handle: _Handle) -> None:
     """Destroy what was dropped without ``close()``, then say so."""
     if handle.cdata is None or handle.foreign:
         return
+    handle.dropped = True
+    if handle.children:
+        return  # collected together, in an order that is anybody's guess: the last child calls this again
+    parents = handle.parents
     try:
         with handle.lock:
             handle.close()
     except Exception as error:
         outcome = f"and could not be destroyed: {error}"
+        handle.leave()
     else:
         outcome = "it was destroyed now; use close() or a with block"
     # Where warnings are errors this raises, and a finaliser has nobody to raise to.
     with contextlib.suppress(Exception):
         warnings.warn(f"{handle.label} was never closed ({outcome})", ResourceWarning, stacklevel=2)
+    for parent in parents:
+        if parent.dropped:
+            _abandoned(parent)
 
 
 class Resource:
@@ -88,6 +111,7 @@ class Resource:
     _kinds: ClassVar[dict[str, type[Resource]]] = {}
     #: Whether a parent closes this before its other children: a QP, whose requests in flight hold memory regions.
     _closes_early: ClassVar[bool] = False
+    _owned: _Handle
 
     def __init_subclass__(cls) -> None:
         Resource._kinds.setdefault(cls.__name__, cls)
@@ -95,10 +119,12 @@ class Resource:
     def _own(
         self, cdata: CData, destroy: Callable[[CData], None], *parents: Resource, label: str | None = None
     ) -> None:
-        """Take ownership of a handle, and become a child of ``parents``."""
+        """Take ownership of a handle, and become a child of ``parents``; ``destroy`` must not lead to this object."""
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         self._serial = next(_serials)
-        self._owned = _Handle(cdata, destroy, parents, label or f"{type(self).__name__} object")
+        self._parents = parents
+        owners = tuple(parent._owned for parent in parents)
+        self._owned = _Handle(cdata, destroy, owners, label or f"{type(self).__name__} object")
         self._finalizer = weakref.finalize(self, _abandoned, self._owned)
         for parent in parents:
             parent._children[self._serial] = self
@@ -165,11 +191,11 @@ class Resource:
         for child in sorted(children, key=lambda c: (c._closes_early, c._serial), reverse=True):
             child.close()
         self._before_destroy()
-        parents = owned.parents
         owned.close()
         self._finalizer.detach()
-        for parent in parents:
+        for parent in self._parents:
             parent._children.pop(self._serial, None)
+        self._parents = ()
         self._after_destroy()
 
     def _before_destroy(self) -> None:

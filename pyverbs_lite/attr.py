@@ -229,8 +229,7 @@ class QPAttr:
 def _member(kind: type[_E], name: str, value: object) -> _E:
     # IntEnums of different kinds compare equal, so a swapped argument would find a row: the wrong one.
     if not isinstance(value, kind):
-        shown = str(value) if isinstance(value, Enum) else repr(value)
-        raise TypeError(f"{name} must be a member of {kind.__name__}, not {shown}")
+        raise TypeError(f"{name} must be a member of {kind.__name__}, not {value!r}")
     return value
 
 
@@ -256,7 +255,7 @@ def mtu_of(value: object) -> MTU:
     number = _integer("path_mtu", value)
     if number in tuple(MTU):
         code = MTU(number)
-        raise ValueError(f"path_mtu {number} is ambiguous, code or bytes: give {code} or {code.bytes} bytes")
+        raise ValueError(f"path_mtu {number} is ambiguous, code or bytes: give MTU.{code.name} or {code.bytes} bytes")
     return MTU.from_bytes_size(number)
 
 

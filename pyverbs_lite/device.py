@@ -180,7 +180,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def open_device(name: str | None = None) -> Context:
-    """Open a device by name; without a name, the first that has an ACTIVE port.
+    """Open a device by name; without a name, the first that has an ACTIVE port, and iWARP only if nothing else has.
 
     Raises:
         DeviceNotFoundError: no such device, no device at all, or none with an ACTIVE port.
@@ -191,7 +191,7 @@ def open_device(name: str | None = None) -> Context:
     if name is not None:
         return Context(name)
     seen = []
-    for info in devices():
+    for info in sorted(devices(), key=lambda info: info.transport_type == TransportType.IWARP):
         context = Context(info.name)
         try:
             if context.active_port() is not None:
@@ -233,6 +233,7 @@ class Context(Resource):
                 raise DeviceNotFoundError(f"no RDMA device is named {name!r}; the devices are: {listed}")
             device = check_ptr("ibv_open_device", lib.ibv_open_device(found[names.index(name)]))
         self.name = name
+        self.transport_type = TransportType(device.device.transport_type)
         self._own(device, _close_device, label=f"Context of {name}")
         self._device_attr: DeviceAttr | None = None
 

@@ -213,7 +213,7 @@ def choose(
         problem = _explain(", ".join(tests), fitting, valid, ethernet)
         raise GIDError(f"no usable GID on {where}: {problem}\n{format_table(rows)}")
     if not ethernet:
-        return min(choices, key=lambda row: row.gid_index)
+        return min(choices, key=lambda row: (row.gid_index, row.gid))
     return min(choices, key=_ranking(rows, local_address, None if remote_gid is None else parse_gid(remote_gid)))
 
 

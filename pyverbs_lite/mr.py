@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing_extensions import Buffer
-
-from ._buffer import Pinned
+from ._buffer import Memory, Pinned
 from ._check import check_ptr, check_rc
 from ._resource import Resource
 from .enums import AccessFlags
@@ -68,7 +66,7 @@ class MR(Resource):
     Verb: ibv_reg_mr
     """
 
-    def __init__(self, pd: PD, buffer: Buffer, access: AccessFlags | None = None) -> None:
+    def __init__(self, pd: PD, buffer: Memory, access: AccessFlags | None = None) -> None:
         pinned = Pinned(buffer, writable=bool(access and access & _WRITERS), what="a buffer to register")
         try:
             if not pinned.nbytes:

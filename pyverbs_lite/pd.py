@@ -5,9 +5,8 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING, cast
 
-from typing_extensions import Buffer
-
 from ._args import check_int
+from ._buffer import Memory
 from ._check import check_ptr, check_rc
 from ._resource import Resource
 from .device import Context
@@ -32,7 +31,7 @@ class PD(Resource):
         handle = check_ptr("ibv_alloc_pd", lib.ibv_alloc_pd(context._handle))
         self._own(handle, _dealloc_pd, context, label=f"PD of {context.name}")
 
-    def reg_mr(self, buffer: Buffer, access: AccessFlags | None = None) -> MR:
+    def reg_mr(self, buffer: Memory, access: AccessFlags | None = None) -> MR:
         """Register a buffer's own memory, which then cannot move until the region is closed.
 
         Args:

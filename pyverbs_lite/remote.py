@@ -115,7 +115,7 @@ class RemoteBuffer:
     Attributes:
         addr: 64-bit address in the owner's address space.
         rkey: 32-bit remote key.
-        length: size in bytes; ``addr + length`` is at most 2**64.
+        length: size in bytes; ``addr + length`` is at most 2**64. (``len()`` of 2**63 and more is Python's limit.)
         name: what the owner calls it; empty if it has no name.
         access: the remote accesses the owner allows, or None where that is not known. Local flags are dropped.
         offset, extent: where in the named buffer this range starts, and the size of that whole buffer: for error
@@ -141,7 +141,8 @@ class RemoteBuffer:
         if not isinstance(self.access, AccessFlags | None):
             raise TypeError(f"access must be AccessFlags or None (not known), not {self.access!r}")
         addr = checked_int(self.addr, 0, _SPACE - 1, "addr", "an address has 64 bits")
-        length = checked_int(self.length, 0, _SPACE - addr, "length", "addr + length is at most 2**64")
+        room = min(_SPACE - addr, _SPACE - 1)  # a length has 64 bits as well
+        length = checked_int(self.length, 0, room, "length", "addr + length is at most 2**64")
         offset = checked_int(self.offset, 0, addr, "offset", "the named buffer starts at addr - offset")
         whole = offset + length if self.extent == -1 else self.extent
         plain = {
@@ -188,8 +189,8 @@ class RemoteBuffer:
         """
         if self.access is None or flag & self.access == flag:
             return
-        allowed = _names(self.access) or "no remote access"
-        error = StateError(f"{operation} needs {_names(flag)}, but the owner of {self} allows only {allowed}")
+        allowed = f"only {_names(self.access)}" if self.access else "no remote access"
+        error = StateError(f"{operation} needs {_names(flag)}, but the owner of {self} allows {allowed}")
         error.operation = operation
         raise error
 

@@ -285,7 +285,7 @@ _STRANGERS: tuple[tuple[bytes, str], ...] = (
     (bytes(4), "zeros"),
 )
 _EOF_TEXTS = {
-    _Phase.START: "before its HELLO: it is not ready to talk, or nobody of this protocol listens there",
+    _Phase.START: "before its HELLO: it gave up, or it is not this protocol that is there",
     _Phase.GREETED: "within the handshake, after HELLO and before READY: it gave up or its process ended",
     _Phase.READY: "without a GOODBYE: its process is gone",
 }
@@ -399,10 +399,10 @@ class Channel:
             return []
         text = f"the peer closed the connection {_EOF_TEXTS[self._remote.phase]}"
         if self._inbox:
-            text += f" (it ended within a frame, after {bytes(self._inbox[:16])!r})"
-        self._fail(PeerClosedError(text))
-        self._raise_failure()
-        return []
+            text += f"; the last it sent is unfinished: {bytes(self._inbox[:16])!r}"
+        error = PeerClosedError(text)
+        self._fail(error)
+        raise error
 
     def _fail(self, error: PeerProtocolError | PeerClosedError) -> None:
         self.error = error

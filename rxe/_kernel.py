@@ -96,7 +96,7 @@ class Progress:
         self._tty = self._stream.isatty()
         self._interval = 0.2 if self._tty else 20.0
         self._start = time.monotonic()
-        self._last = 0.0
+        self._last = float("-inf")
 
     def note(self, text: str, *, force: bool = False) -> None:
         """Show `text` with the time elapsed, unless the last line is too recent; `force` always shows it."""
@@ -313,7 +313,8 @@ class _Build:
                     tail.append(line)
                     self._count(line)
             except BaseException:  # Ctrl-C above all: make and its compilers go with us
-                os.killpg(step.pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(step.pid, signal.SIGTERM)
                 raise
         if step.returncode:
             self._progress.end(f"`{command[0]}` failed; the end of {self._log.name}:")

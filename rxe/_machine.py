@@ -37,6 +37,7 @@ GRACE = 5.0  # between the SIGTERM of a timeout and the end of the machine
 TIMED_OUT = 124
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MIN_MEMORY = 128
+PRIVATE = "pvl-rxe-"
 
 #: What a kernel that did not come up left in its log -> the likely reason. The first match counts.
 BOOT_FAILURES = (
@@ -108,6 +109,32 @@ def command_environment(environ: Mapping[str, str], tree: Path = TREE) -> dict[s
         path.insert(0, str(venv))
     path += [folder for folder in ("/usr/sbin", "/sbin") if folder not in path]
     return {**environ, "PATH": os.pathsep.join(path)}
+
+
+def claim_cpu() -> tuple[int, socket.socket] | None:
+    """Return a CPU that no other machine runs on, and what keeps it ours; None if all are taken.
+
+    A guest is one thread of control that passes between the kernel's process and those of its programs. On
+    two CPUs each of its system calls would cost a wake-up of the other one, and take three times as long.
+    """
+    for cpu in sorted(os.sched_getaffinity(0), reverse=True):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0pvl-rxe-cpu-{cpu}")  # an abstract name: no file, and gone with its owner
+        except OSError:
+            claim.close()
+        else:
+            return cpu, claim
+    return None
+
+
+def sweep(folder: Path) -> None:
+    """Remove what runs left in `folder` that were killed while they booted, which takes them a minute at most."""
+    for leftover in folder.glob(f"{PRIVATE}*"):
+        with contextlib.suppress(OSError):
+            found = leftover.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > 2 * BOOT_PATIENCE:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def clock_rate(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -193,13 +220,7 @@ def run_in_guest(
         log = stack.enter_context(tempfile.TemporaryFile())
         guest = _Guest(kernel, job, memory, folder, log)
         stack.callback(guest.close)
-        try:
-            guest.start()
-            status = _Conversation(guest, timeout).run()
-        except MachineError:
-            guest.close()
-            raise
-        guest.close()
+        status = _Conversation(guest, timeout).run()
         return Report(status, _text(log))
 
 
@@ -254,11 +275,13 @@ class _Guest:
         self._private: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._fds: list[int] = []
+        self._cpu = claim_cpu()
         self.out = self.err = self.control = self.orders = -1
 
     def start(self) -> None:
         """Boot. The guest gets pipes of its own: it makes them non-blocking, which the user's must not be."""
-        self._private = tempfile.mkdtemp(prefix="pvl-rxe-")
+        sweep(Path(tempfile.gettempdir()))
+        self._private = tempfile.mkdtemp(prefix=PRIVATE)
         self.out, guest_out = self._pipe()
         self.err, guest_err = self._pipe()
         self.control, guest_control = self._pipe()
@@ -272,10 +295,18 @@ class _Guest:
             stderr=self._log,
             pass_fds=theirs,
             start_new_session=True,  # a group of its own: no Ctrl-C reaches it, and one kill ends all of it
-            preexec_fn=_set_limits,
+            preexec_fn=self._prepare,
         )
         for fd in theirs:
             self._close_fd(fd)
+
+    def _prepare(self) -> None:
+        """Settle what the kernel's process inherits: one CPU, no core dumps, a file for each the guest has open."""
+        if self._cpu:
+            os.sched_setaffinity(0, {self._cpu[0]})
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def _pipe(self) -> tuple[int, int]:
         ends = os.pipe()
@@ -347,15 +378,10 @@ class _Guest:
     def close(self) -> None:
         self.kill()
         self.booted()
+        if self._cpu:
+            self._cpu[1].close()
         for fd in list(self._fds):
             self._close_fd(fd)
-
-
-def _set_limits() -> None:
-    """Dump no core in a panic; allow many open files, for the guest opens one for each it has in use."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Forward(threading.Thread):
@@ -403,26 +429,28 @@ class _Conversation:
         self._caught: list[int] = []
 
     def run(self) -> int:
+        """Boot the guest and serve it to its end."""
         guest = self._guest
-        streams = [
-            _Forward(guest.out, 1, lambda: guest.order("closed out")),
-            _Forward(guest.err, 2, lambda: guest.order("closed err")),
-        ]
-        for stream in streams:
-            stream.start()
-        try:
-            status = self._converse()
-        finally:
-            guest.kill()
-            # Whoever reads our output may be slow, but has only so long once we were told to stop.
+        with self._signals() as wake:  # from here on no signal comes at an awkward moment
+            guest.start()
+            streams = [
+                _Forward(guest.out, 1, lambda: guest.order("closed out")),
+                _Forward(guest.err, 2, lambda: guest.order("closed err")),
+            ]
             for stream in streams:
-                stream.join(GRACE if self._expired or self._interrupts else None)
+                stream.start()
+            try:
+                status = self._converse(wake)
+            finally:
+                guest.kill()
+                # Whoever reads our output may be slow, but has only so long once we were told to stop.
+                for stream in streams:
+                    stream.join(GRACE if self._expired or self._interrupts else None)
         return TIMED_OUT if self._expired else status
 
-    def _converse(self) -> int:
-        control = self._guest.control
-        with self._signals() as wake, selectors.DefaultSelector() as selector:
-            selector.register(control, selectors.EVENT_READ, self._listen)
+    def _converse(self, wake: int) -> int:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._guest.control, selectors.EVENT_READ, self._listen)
             selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
             while self._status is None:
                 for event, _ in selector.select(0.25):

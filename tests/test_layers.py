@@ -1,0 +1,166 @@
+"""Imports go downward only: the layers of the design, read from the syntax tree of every module."""
+
+import ast
+import functools
+import graphlib
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import pyverbs_lite
+
+PACKAGE = Path(pyverbs_lite.__file__).parent
+
+#: Module -> layer. A new module is put here, or the test fails.
+LAYERS = {
+    "errors": 0,
+    "ffi": 0,
+    "_args": 1,
+    "_buffer": 1,
+    "_check": 1,
+    "_resource": 1,
+    "enums": 1,
+    "attr": 2,
+    "gid": 2,
+    "qp_fsm": 2,
+    "remote": 2,
+    "wire": 2,
+    "_attr_c": 3,
+    "ah": 3,
+    "cq": 3,
+    "device": 3,
+    "mr": 3,
+    "mw": 3,
+    "pd": 3,
+    "qp": 3,
+    "srq": 3,
+    "wr": 3,
+    "_control": 4,
+    "_engine": 4,
+    "_establish": 4,
+    "_handshake": 4,
+    "_options": 4,
+    "_requests": 4,
+    "cm": 4,
+    "connection": 4,
+    "listener": 4,
+    "aio": 5,
+    "cli": 5,
+    "__main__": 6,
+    "__init__": 6,
+}
+
+
+def _is_type_checking(node):
+    test = node.test if isinstance(node, ast.If) else None
+    return getattr(test, "id", None) == "TYPE_CHECKING" or getattr(test, "attr", None) == "TYPE_CHECKING"
+
+
+def _runtime_nodes(node):
+    """Walk a tree, past what only a type checker reads."""
+    if _is_type_checking(node):
+        children = node.orelse
+    else:
+        yield node
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _runtime_nodes(child)
+
+
+def imports(source, package):
+    """List what a module imports of ours, as dotted paths below ``pyverbs_lite``; ``""`` is the top itself."""
+    found = set()
+    for node in _runtime_nodes(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {
+                tuple(alias.name.split(".")) for alias in node.names if alias.name.split(".")[0] == "pyverbs_lite"
+            }
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+            elif node.module and node.module.split(".")[0] == "pyverbs_lite":
+                base = ()
+            else:
+                continue
+            path = (*base, *(node.module.split(".") if node.module else ()))
+            # "from . import gid" names modules; "from .gid import choose" names one.
+            found |= {path} if len(path) > 1 else {(*path, alias.name) for alias in node.names}
+    return {path[1] if len(path) > 1 else "__init__" for path in found}
+
+
+@functools.cache
+def modules():
+    """Map each file of the package to its top-level name."""
+    result = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE)
+        result[path] = relative.parts[0] if len(relative.parts) > 1 else relative.stem
+    return result
+
+
+@functools.cache
+def edges():
+    """Map each top-level name to those it imports at run time, itself left out."""
+    graph = {}
+    for path, name in modules().items():
+        package = ("pyverbs_lite", *path.relative_to(PACKAGE).parent.parts)
+        graph.setdefault(name, set()).update(imports(path.read_text(), package) - {name})
+    return graph
+
+
+def test_every_module_has_a_layer():
+    assert set(modules().values()) - set(LAYERS) == set(), "put the new module into LAYERS"
+
+
+@pytest.mark.parametrize("name", sorted(set(modules().values())))
+def test_imports_go_downward_only(name):
+    upward = {other for other in edges()[name] if LAYERS.get(other, 6) > LAYERS[name]}
+    assert upward == set()
+
+
+def test_no_cycle_within_a_layer():
+    order = list(graphlib.TopologicalSorter(edges()).static_order())  # raises CycleError, which shows the cycle
+    assert set(order) >= set(modules().values())
+
+
+def test_errors_imports_nothing_of_ours():
+    assert edges()["errors"] == set()
+
+
+def test_one_place_imports_the_compiled_module():
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in modules()
+        for node in _runtime_nodes(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == "_verbs"
+    }
+    assert importers == {"ffi/__init__.py"}
+
+
+def test_pure_logic_calls_no_verb():
+    pure = {name for name, layer in LAYERS.items() if layer == 2}
+    assert {name for name in pure & set(edges()) if "ffi" in edges()[name]} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "expected"),
+    [
+        ("from .gid import choose", ("pyverbs_lite",), {"gid"}),
+        ("from . import gid, wire", ("pyverbs_lite",), {"gid", "wire"}),
+        ("from .ffi._verbs import CData", ("pyverbs_lite",), {"ffi"}),
+        ("from ..gid import choose", ("pyverbs_lite", "cli"), {"gid"}),
+        ("from .main import run", ("pyverbs_lite", "cli"), {"cli"}),
+        ("from .. import gid", ("pyverbs_lite", "cli"), {"gid"}),
+        ("import pyverbs_lite", ("pyverbs_lite",), {"__init__"}),
+        ("import os, pyverbs_lite.gid as g", ("pyverbs_lite",), {"gid"}),
+        ("from pyverbs_lite.gid import choose", ("pyverbs_lite",), {"gid"}),
+        ("from pyverbs_lite import gid", ("pyverbs_lite",), {"gid"}),
+        ("def f():\n    from .cq import CQ", ("pyverbs_lite",), {"cq"}),
+        ("if TYPE_CHECKING:\n    from .cq import CQ\nelse:\n    from .mr import MR", ("pyverbs_lite",), {"mr"}),
+        ("import typing\nif typing.TYPE_CHECKING:\n    from .cq import CQ", ("pyverbs_lite",), set()),
+        ("import os\nfrom json import loads", ("pyverbs_lite",), set()),
+    ],
+)
+def test_the_reader_itself(source, package, expected):
+    assert imports(textwrap.dedent(source), package) == expected
