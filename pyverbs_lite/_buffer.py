@@ -58,7 +58,7 @@ def as_bytes_view(data: Memory, *, writable: bool = False, what: str = "buffer")
         view = memoryview(data)  # type: ignore[arg-type]  # a tensor is told from a buffer by trying
     except TypeError as error:
         kind = type(data).__name__
-        if callable(getattr(data, "data_ptr", None)):
+        if hasattr(data, "data_ptr") and hasattr(data, "is_contiguous"):
             view = _tensor_view(data, what)
         elif hasattr(data, "__cuda_array_interface__"):
             raise TypeError(_DEVICE_MEMORY.format(what=what, kind=kind)) from error

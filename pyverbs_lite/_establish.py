@@ -88,6 +88,8 @@ class Link:
     def __init__(self, settings: Settings, control: Control, remote_gid: IPv6Address | None) -> None:
         self._settings = settings
         self._stack = ExitStack()
+        #: What was registered for the peer; a region lives until it or the connection is closed.
+        self.registered: list[NamedMR] = []
         with ExitStack() as stack:  # unwinds what was built if the rest fails
             self.context, self.port_num = self._open(stack, settings, control.local_address)
             self.options = settings.options.within(self.context.query_device())
@@ -254,6 +256,7 @@ class Link:
         except BaseException:
             region.close()
             raise
+        self.registered = [*(kept for kept in self.registered if not kept.closed), region]
         return region
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
 from ._control import Control, connect_tcp
 from ._engine import Arrival, Engine, Request, TemporaryMR
-from ._establish import CELL, Link, NamedMR, Settings, establish
+from ._establish import CELL, Link, Settings, establish
 from ._options import Options, Tuning
 from .device import Context
 from .enums import AccessFlags, GIDType, LinkLayer, QPState, WCOpcode, WROpcode
@@ -130,7 +130,6 @@ class Connection:
         self._link = link
         self._engine: Engine = link.engine
         self._closed = False
-        self._registered: list[NamedMR] = []  # a region lives until it or the connection is closed
         self._max_piece = min(link.agreed.max_rdma_size, _MAX_PIECE)
         self.remote = RemoteBuffers(link)
         self.info = ConnectionInfo(
@@ -239,9 +238,7 @@ class Connection:
             StateError: the name is taken, or the access allows the peer nothing.
         """
         self._require_open()
-        region = self._link.register(buffer, access, name, Deadline(timeout))
-        self._registered = [*(kept for kept in self._registered if not kept.closed), region]
-        return region
+        return self._link.register(buffer, access, name, Deadline(timeout))
 
     def write(
         self,
@@ -427,7 +424,7 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
-            for region in self._registered:
+            for region in link.registered:
                 region.name = None  # the goodbye withdraws all of them
         with suppress(HandshakeError, StateError):
             link.peer.tell(lambda channel: channel.goodbye(), Deadline(min(timeout, 1.0)))

@@ -35,8 +35,7 @@ _Key = Callable[["GidEntry"], tuple[int, ...]]
 _Test = Callable[["GidEntry"], bool]
 _BROADCAST = IPv4Address("255.255.255.255")
 _TYPE_TEXT = {GIDType.IB: "IB", GIDType.ROCE_V1: "RoCE v1", GIDType.ROCE_V2: "RoCE v2"}
-#: IB on an Ethernet port is what iWARP devices report.
-_TYPE_RANK = {GIDType.ROCE_V2: 0, GIDType.ROCE_V1: 1, GIDType.IB: 2}
+_TYPE_RANK = {GIDType.ROCE_V2: 0, GIDType.ROCE_V1: 1, GIDType.IB: 2}  # IB on Ethernet: what iWARP reports
 
 
 class Scope(IntEnum):
@@ -84,8 +83,7 @@ class GidEntry:
     @property
     def usable(self) -> bool:
         """Whether the address can be a source: neither zero, nor multicast, nor broadcast."""
-        # The mapped address is looked at itself: Python before 3.13 does not look through the mapping.
-        address = self.ipv4 or self.gid
+        address = self.ipv4 or self.gid  # Python before 3.13 does not look through the mapping
         return not (address.is_unspecified or address.is_multicast or address == _BROADCAST)
 
     @property
@@ -99,7 +97,7 @@ class GidEntry:
 
     @property
     def interface_names(self) -> set[str]:
-        """What the network interface is known by: its name, its number as text, both or neither."""
+        """Its interface's name, and number as text, where they are known."""
         return {self.netdev, str(self.ndev_ifindex)} - {"", "0"}
 
     def __str__(self) -> str:
@@ -109,9 +107,7 @@ class GidEntry:
 def parse_gid(gid: str | bytes | bytearray | memoryview | IPv4Address | IPv6Address) -> IPv6Address:
     """Read a GID: 16 bytes as in ``ibv_gid.raw``, or text as in sysfs; IPv4 text gives the mapped GID.
 
-    Raises:
-        TypeError, ValueError: it is not a GID.
-
+    Raises TypeError or ValueError for what is not a GID.
     """
     if isinstance(gid, (bytes, bytearray, memoryview)):
         return IPv6Address(bytes(gid))  # says itself that there must be 16
@@ -220,10 +216,9 @@ def choose(
 def _explain(asked: str, fitting: list[GidEntry], valid: list[GidEntry], ethernet: bool) -> str:
     """Say why no row is left, and what to do about it."""
     if valid:
-        indices = ", ".join(str(row.gid_index) for row in valid)
         return (
-            f"row {indices} would do, but sgid_index cannot name it (8 bits, below gid_tbl_len); remove addresses"
-            " from the network interface until a usable row has a lower index"
+            f"row {', '.join(str(row.gid_index) for row in valid)} would do, but sgid_index cannot name it (8 bits,"
+            " below gid_tbl_len); remove addresses from the network interface until a usable row has a lower index"
         )
     if fitting:
         return "what is there is multicast, unspecified or of a type that this link layer does not use"
@@ -248,7 +243,7 @@ def _ranking(rows: list[GidEntry], local_address: object, peer: IPv6Address | No
         if other and not other.empty:
             strange = 2 if bool(row.ipv4) != bool(other.ipv4) else int(row.scope != other.scope)
         far = 0 if row in local else 1 if row.interface_names & interfaces else 2
-        # The address comes last, so that not even a table that names an index twice is decided by its order.
+        # The address is last, so that the order of the rows decides nothing, even where an index comes twice.
         return strange, far, _TYPE_RANK[row.gid_type], row.scope, row.gid_index, int(row.gid)
 
     return key

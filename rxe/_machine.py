@@ -72,6 +72,14 @@ def host_device(sysfs: Path = Path("/sys/class"), nodes: Path = Path("/dev/infin
     return None
 
 
+def check_host(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise where no guest could boot, whatever its kernel: sooner known than after a build."""
+    if "PVL_RXE_GUEST" in environ:
+        raise MachineError("a guest can't boot another one: leave --guest out here")
+    check_platform()
+    check_ptrace()
+
+
 def check_ptrace() -> None:
     """User Mode Linux runs its processes under ptrace, which containers and hardened hosts may refuse."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -210,10 +218,6 @@ def run_in_guest(
     kernel: Path, argv: Sequence[str], env: dict[str, str], *, memory: int, timeout: float | None
 ) -> Report:
     """Boot a guest, run the command in it, and leave nothing behind."""
-    if "PVL_RXE_GUEST" in env:
-        raise MachineError("a guest can't boot another one: leave --guest out here")
-    check_platform()
-    check_ptrace()
     folder = memory_folder(memory)
     job = _job(argv, env)
     with contextlib.ExitStack() as stack:

@@ -180,7 +180,14 @@ def test_read_only_is_no_target(buffer):
     pinned.release()
 
 
-@pytest.mark.parametrize("buffer", [None, 5, "text", [1, 2], object()])
+class Storage:
+    """Has an address, as torch's storages do, and is no tensor."""
+
+    def data_ptr(self):
+        return 0
+
+
+@pytest.mark.parametrize("buffer", [None, 5, "text", [1, 2], object(), Storage()])
 def test_no_buffer_at_all(buffer):
     with pytest.raises(TypeError, match=r"buffer protocol.*torch CPU tensor, not"):
         as_bytes_view(buffer)

@@ -180,14 +180,13 @@ class Machine:
         assert lib.ibv_query_qp(self.qp, self.found, A.STATE, self.init) == 0
         return self.found
 
-    @property
     def state(self) -> QPState:
         return S(self.query().qp_state)
 
     def drive(self, qp_type: QPType, state: QPState) -> None:
         """Bring the QP to a state from RESET, with what the table requires, and see that it is there."""
         # A send queue that still drains lets the QP out of SQD to ERR only.
-        if self.state is S.SQD:
+        if self.state() is S.SQD:
             assert self.modify(A.STATE, S.ERR) == 0
         assert self.modify(A.STATE, S.RESET) == 0
         for step in itertools.pairwise(plan(qp_type, S.RESET, state)):
@@ -195,7 +194,7 @@ class Machine:
         deadline = time.monotonic() + 5
         while state is S.SQD and self.query().sq_draining:
             assert time.monotonic() < deadline, "the empty send queue did not drain"
-        assert self.state is state
+        assert self.state() is state
 
 
 def _nearby(base: QPAttrMask, bits: tuple[QPAttrMask, ...], distance: int) -> Iterator[QPAttrMask]:
@@ -242,7 +241,9 @@ def _compare(machine: Machine, qp_type: QPType) -> Iterator[Case]:
             machine.drive(qp_type, actual)
         rc = machine.modify(mask, target, current)
         wanted = actual if rc else None
-        yield Case(qp_type, actual, current, target, mask, _verdict(qp_type, current, target, mask), rc, machine.state)
+        yield Case(
+            qp_type, actual, current, target, mask, _verdict(qp_type, current, target, mask), rc, machine.state()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +327,7 @@ def test_no_state_beyond_err(machine: Machine, qp_type: QPType, state: QPState) 
     assert machine.create(qp_type) == 0
     machine.drive(qp_type, state)
     assert machine.modify(A.STATE, S.UNKNOWN) == errno.EINVAL
-    assert machine.state is state
+    assert machine.state() is state
     assert _verdict(qp_type, state, S.UNKNOWN, A.STATE) == "InvalidTransition"
 
 
@@ -365,20 +366,20 @@ def test_a_draining_queue_holds_the_qp_in_sqd(machine: Machine, target: QPState)
     assert machine.query().sq_draining == 1
     accepted = machine.modify(A.STATE, target) == 0
     assert accepted == (target is S.ERR)
-    assert machine.state is (S.ERR if accepted else S.SQD)
+    assert machine.state() is (S.ERR if accepted else S.SQD)
     assert (_verdict(T.RC, S.SQD, target, A.STATE) == "") == (target in (S.RESET, S.RTS, S.SQD, S.ERR))
 
 
 @pytest.mark.parametrize(
-    ("member", "bad"),
+    ("member", "bad", "number"),
     [
-        ("ah_attr.is_global", 0),  # addressed by LID, as on InfiniBand: RoCE always needs the GRH
-        ("ah_attr.port_num", 2),
-        ("ah_attr.grh.sgid_index", 254),  # an empty row of the GID table
-        ("path_mtu", 6),
+        ("ah_attr.is_global", 0, errno.EINVAL),  # by LID, as on InfiniBand: RoCE always needs the GRH
+        ("ah_attr.port_num", 2, errno.EINVAL),
+        ("ah_attr.grh.sgid_index", 254, errno.ENODATA),  # an empty row of the GID table
+        ("path_mtu", 6, errno.EINVAL),
     ],
 )
-def test_a_refused_value_costs_nothing(machine: Machine, member: str, bad: int) -> None:
+def test_a_refused_value_costs_nothing(machine: Machine, member: str, bad: int, number: int) -> None:
     """The QP stays in INIT, and the same call with a good value works."""
     assert machine.create(T.RC) == 0
     machine.drive(T.RC, S.INIT)
@@ -390,12 +391,12 @@ def test_a_refused_value_costs_nothing(machine: Machine, member: str, bad: int) 
     mask = required(T.RC, S.INIT, S.RTR) | A.STATE
     setattr(owner, name, bad)
     try:
-        assert machine.modify(mask, S.RTR) == errno.EINVAL
+        assert machine.modify(mask, S.RTR) == number
     finally:
         setattr(owner, name, good)
-    assert machine.state is S.INIT
+    assert machine.state() is S.INIT
     assert machine.modify(mask, S.RTR) == 0
-    assert machine.state is S.RTR
+    assert machine.state() is S.RTR
 
 
 def test_the_kernel_cuts_a_sequence_number_that_check_values_refuses(machine: Machine) -> None:

@@ -66,8 +66,7 @@ def kernel() -> Path:
     if named := os.environ.get("PVL_RXE_KERNEL"):
         return Path(named)
     try:
-        _kernel.check_platform()
-        _machine.check_ptrace()
+        _machine.check_host()
         _machine.memory_folder(2048)
     except _kernel.MachineError as error:
         pytest.skip(str(error))

@@ -86,24 +86,31 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t dead
 static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc,
                     int max_wc, int64_t spin_ns, int64_t timeout_ns, int *got, int *woke)
 {
-    int64_t start = pvl_now_ns();
-    int64_t deadline = start + timeout_ns;
-    int64_t spin_until = start + (spin_ns < timeout_ns ? spin_ns : timeout_ns);
+    int64_t start = 0, now, deadline;
     int n;
 
     *woke = 0;
-    for (;;) {
+    if (spin_ns > timeout_ns)
+        spin_ns = timeout_ns;
+    /* Reading the clock can cost as much as the wait: not before the first look, nor at every later one. */
+    for (unsigned int round = 0;; round++) {
         n = ibv_poll_cq(cq, max_wc, wc);
         if (n)
             return n < 0 ? -EIO : (*got = n, 0);
-        if (pvl_now_ns() >= spin_until)
-            break;
+        if (timeout_ns <= 0) {
+            *woke = PVL_WOKE_TIMEOUT;
+            return 0;
+        }
+        if (round % 4 == 0) {
+            now = pvl_now_ns();
+            if (!start)
+                start = now;
+            if (now - start >= spin_ns)
+                break;
+        }
         sched_yield();
     }
-    if (timeout_ns <= 0) {
-        *woke = PVL_WOKE_TIMEOUT;
-        return 0;
-    }
+    deadline = start + timeout_ns;
     for (;;) {
         if (channel && (n = ibv_req_notify_cq(cq, 0)))
             return n < 0 ? n : -n;
