@@ -27,6 +27,17 @@ from .ffi import CData
 __all__ = ["Resource"]
 
 _serials = itertools.count()
+#: How many forks lie between the first process and this one: cheaper to compare at each use than a process id, which
+#: is a system call.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Handle:
@@ -36,7 +47,7 @@ class _Handle:
     that it could reach, such as a parent with an attribute that leads back to the child, would never be collected.
     """
 
-    __slots__ = ("cdata", "children", "closing", "destroy", "dropped", "label", "lock", "parents", "pid")
+    __slots__ = ("cdata", "children", "closing", "destroy", "dropped", "forks", "label", "lock", "parents", "pid")
 
     def __init__(
         self, cdata: CData, destroy: Callable[[CData], None], parents: tuple[_Handle, ...], label: str
@@ -50,6 +61,7 @@ class _Handle:
         self.dropped = False
         self.label = label
         self.pid = os.getpid()
+        self.forks = _forks
         # Reentrant, with a flag, because a signal handler may close what it interrupted the closing of.
         self.lock = threading.RLock()
         self.closing = False
@@ -57,7 +69,7 @@ class _Handle:
     @property
     def foreign(self) -> bool:
         """Whether this is a forked child's copy; the lock may then be held by a thread that is not there."""
-        return self.pid != os.getpid()
+        return self.forks != _forks
 
     def close(self) -> None:
         # Taken away before the call: if Ctrl-C lands after it, a leak at exit is better than destroying twice.
