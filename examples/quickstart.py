@@ -96,9 +96,7 @@ def measure(conn: pvl.Connection) -> None:
 
 def run_both() -> None:
     """Start the server as a process of its own, and be the client."""
-    server = subprocess.Popen(
-        [sys.executable, __file__, "server", "127.0.0.1", "0"], stdout=subprocess.PIPE, text=True
-    )
+    server = subprocess.Popen([sys.executable, __file__, "server", "127.0.0.1", "0"], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         run_client("127.0.0.1", int(server.stdout.readline().split()[-1]))

@@ -22,6 +22,7 @@ from ._engine import Engine
 from ._options import Options
 from .attr import AHAttr, GlobalRoute, QPCap
 from .device import Context, PortAttr, devices, open_device
+from .endpoint import Endpoint, Negotiated, negotiate
 from .enums import AccessFlags, AtomicCap, LinkLayer, PortState, QPType, TransportType
 from .errors import DeviceNotFoundError, HandshakeError, RouteError, StateError, UnsupportedError, VerbsOSError
 from .gid import GidEntry
@@ -31,12 +32,9 @@ from .remote import RemoteBuffer
 from .wire import (
     BufferAdded,
     BufferWithdrawn,
-    Endpoint,
     HelloReceived,
-    Negotiated,
     ReadyReceived,
     RefuseCode,
-    negotiate,
 )
 
 __all__ = ["CELL", "Link", "NamedMR", "Settings", "establish"]

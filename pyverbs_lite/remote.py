@@ -1,4 +1,4 @@
-"""What one side knows of the other, as plain values: ``RemoteBuffer``, its memory, and ``Endpoint``, its QP.
+"""The peer's memory as plain values: ``RemoteBuffer``.
 
 ``slice_range`` is the one rule for ranges, shared by local and remote memory: a range that is not wholly inside
 raises. Python's own slices clamp, and a transfer that silently moves fewer bytes than asked for is a bug that shows
@@ -8,26 +8,15 @@ up on the other host.
 from __future__ import annotations
 
 import operator
-import secrets
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from typing import Protocol, SupportsIndex
 
 from typing_extensions import Self
 
-from .enums import MTU, AccessFlags, LinkLayer
-from .errors import HandshakeError, StateError
+from .enums import AccessFlags
+from .errors import StateError
 
-__all__ = [
-    "REMOTE_ACCESS",
-    "Advertisable",
-    "Endpoint",
-    "Negotiated",
-    "RemoteBuffer",
-    "checked_int",
-    "negotiate",
-    "slice_range",
-]
+__all__ = ["REMOTE_ACCESS", "Advertisable", "RemoteBuffer", "checked_int", "slice_range"]
 
 #: The flags that say anything to a peer.
 REMOTE_ACCESS = (AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC)
@@ -230,103 +219,3 @@ def _rebuild(
 
 def _names(flags: AccessFlags) -> str:
     return " and ".join(str(flag.name) for flag in REMOTE_ACCESS if flag in flags)
-
-
-_LINK_LAYER_NAMES = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
-_RANGES: dict[str, tuple[int, int, str]] = {
-    "nonce": (0, 2**64 - 1, "64 bits"),
-    "qp_num": (2, 0xFFFFFE, "a QP number has 24 bits; 0, 1 and 0xffffff are never an RC QP"),
-    "psn": (0, 0xFFFFFF, "a packet sequence number has 24 bits"),
-    "lid": (0, 0xFFFF, "a LID has 16 bits"),
-    "max_rd_atomic": (0, 0xFF, "8 bits"),
-    "max_dest_rd_atomic": (0, 0xFF, "8 bits"),
-    "max_message_size": (0, 2**31, "a message has at most 2**31 bytes"),
-    "recv_depth": (0, 2**31 - 1, "31 bits"),
-    "max_msg_sz": (1, 2**32 - 1, "32 bits"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One side's QP and what that side can do, as its HELLO says it.
-
-    Attributes:
-        qp_num, lid, gid, link_layer: where the QP is. A LID matters on InfiniBand only.
-        psn: the sender's own ``sq_psn``; the receiver sets it as ``rq_psn``.
-        mtu: the largest path MTU the sender's port can do.
-        max_rd_atomic: RDMA reads and atomics that the sender wants in flight.
-        max_dest_rd_atomic: RDMA reads and atomics that it can serve at once.
-        max_message_size: bytes that each of its posted receives takes.
-        recv_depth: how many receives it has posted.
-        max_msg_sz: the largest message of its port.
-        nonce: 64 random bits, so that no two records are the same.
-
-    Raises:
-        TypeError, ValueError: a field is not what it must be; the text names it, its value and its range.
-
-    """
-
-    qp_num: int
-    psn: int
-    lid: int
-    gid: IPv6Address
-    link_layer: LinkLayer
-    mtu: MTU
-    max_rd_atomic: int
-    max_dest_rd_atomic: int
-    max_message_size: int
-    recv_depth: int
-    max_msg_sz: int
-    nonce: int = field(default_factory=lambda: secrets.randbits(64))
-
-    def __post_init__(self) -> None:
-        for name, (low, high, why) in _RANGES.items():
-            object.__setattr__(self, name, checked_int(getattr(self, name), low, high, name, why))
-        for name, kind in (("gid", IPv6Address), ("link_layer", LinkLayer), ("mtu", MTU)):
-            if not isinstance(value := getattr(self, name), kind):
-                raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
-        if self.link_layer not in _LINK_LAYER_NAMES:
-            raise ValueError("link_layer is UNSPECIFIED: it must be INFINIBAND or ETHERNET")
-        if self.link_layer is LinkLayer.INFINIBAND:
-            checked_int(self.lid, 1, 0xBFFF, "lid", "a unicast LID on InfiniBand")
-        elif not int(self.gid):
-            raise ValueError("gid is ::, outside the unicast GIDs: on Ethernet the GID is the address")
-        if self.gid.is_multicast:
-            raise ValueError(f"gid is {self.gid}, outside the unicast GIDs: it is a multicast address")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Negotiated:
-    """What both sides can do, seen from one of them; see ``negotiate``."""
-
-    path_mtu: MTU
-    max_rd_atomic: int
-    max_dest_rd_atomic: int
-    max_send_size: int
-    max_rdma_size: int
-    send_depth_limit: int
-
-
-def negotiate(local: Endpoint, remote: Endpoint) -> Negotiated:
-    """Return what the two sides have in common.
-
-    Reads and atomics in flight are bounded by what the other side serves, sends by what it has posted.
-
-    Raises:
-        HandshakeError: the two cannot be connected.
-
-    """
-    if local.link_layer is not remote.link_layer:
-        mine, theirs = (_LINK_LAYER_NAMES[side.link_layer] for side in (local, remote))
-        raise HandshakeError(f"one side is {mine}, the other {theirs}: this side is {mine}; choose other ports")
-    if local == remote:
-        raise HandshakeError("the peer sent this side's own record back: is it an echo service?")
-    max_rdma_size = min(local.max_msg_sz, remote.max_msg_sz)
-    return Negotiated(
-        path_mtu=min(local.mtu, remote.mtu),
-        max_rd_atomic=min(local.max_rd_atomic, remote.max_dest_rd_atomic),
-        max_dest_rd_atomic=min(local.max_dest_rd_atomic, remote.max_rd_atomic),
-        max_send_size=min(remote.max_message_size, max_rdma_size),
-        max_rdma_size=max_rdma_size,
-        send_depth_limit=remote.recv_depth,
-    )

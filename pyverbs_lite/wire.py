@@ -23,23 +23,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
+from .endpoint import Endpoint
 from .enums import MTU, AccessFlags, LinkLayer
 from .errors import PeerClosedError, PeerProtocolError, StateError
-from .remote import Endpoint, Negotiated, RemoteBuffer, checked_int, negotiate
+from .remote import RemoteBuffer, checked_int
 
 __all__ = [
     "BufferAdded",
     "BufferWithdrawn",
     "Channel",
-    "Endpoint",
     "Event",
     "GoodbyeReceived",
     "HelloReceived",
-    "Negotiated",
     "ReadyReceived",
     "RefuseCode",
     "Refused",
-    "negotiate",
 ]
 
 #: A byte that is not ASCII, the name, and both kinds of line end: what a text filter changes, shows at once.

@@ -24,6 +24,7 @@ LAYERS = {
     "attr": 2,
     "gid": 2,
     "qp_fsm": 2,
+    "endpoint": 2,
     "remote": 2,
     "wire": 2,
     "_attr_c": 3,

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyverbs_lite.endpoint import Endpoint, negotiate
 from pyverbs_lite.enums import MTU, AccessFlags, LinkLayer
 from pyverbs_lite.errors import HandshakeError, StateError
-from pyverbs_lite.remote import Endpoint, RemoteBuffer, checked_int, negotiate, slice_range
+from pyverbs_lite.remote import RemoteBuffer, checked_int, slice_range
 
 READ, WRITE, ATOMIC = AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC
 KV = RemoteBuffer(0x0102030405060708, 0xA1B2C3D4, 4096, "kv", READ)

@@ -16,6 +16,7 @@ import weakref
 
 import pytest
 
+from pyverbs_lite import _resource
 from pyverbs_lite._resource import Resource
 from pyverbs_lite.errors import BusyError, ClosedError, VerbsOSError
 from pyverbs_lite.ffi import ffi
@@ -543,7 +544,8 @@ def test_in_another_process(monkeypatch):
     with Thing(log, "kept") as kept:
         thing = Thing(log, "thing")
         with monkeypatch.context() as patch:
-            patch.setattr("os.getpid", lambda: 0)
+            patch.setattr(_resource, "_forks", _resource._forks)  # puts it back
+            _resource._count_fork()
             with pytest.raises(ClosedError, match=rf"opened by process {kept._owned.pid};.*forked child"):
                 kept._handle  # noqa: B018
             thing.close()

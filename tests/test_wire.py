@@ -15,9 +15,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pyverbs_lite import wire
+from pyverbs_lite.endpoint import Endpoint
 from pyverbs_lite.enums import MTU, AccessFlags, LinkLayer
 from pyverbs_lite.errors import PeerClosedError, PeerProtocolError, StateError
-from pyverbs_lite.remote import Endpoint, RemoteBuffer
+from pyverbs_lite.remote import RemoteBuffer
 from pyverbs_lite.wire import (
     BufferAdded,
     BufferWithdrawn,
