@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 SOURCES := pyproject.toml build_verbs.py $(wildcard pyverbs_lite/ffi/cdef/*.h pyverbs_lite/ffi/src/*.c)
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types host-tests device-tests packages clean
@@ -27,7 +27,9 @@ lint: $(VENV)/developed ## ruff
 
 types: $(VENV)/developed ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy rxe/_kernel.py rxe/guest.py examples/*.py build_verbs.py
+	$(BIN)/mypy build_verbs.py $(wildcard examples/*.py)
+	MYPYPATH=rxe $(BIN)/mypy --scripts-are-modules rxe/run rxe/_kernel.py rxe/_machine.py rxe/guest.py
+	MYPYPATH=rxe $(BIN)/mypy --scripts-are-modules rxe/build
 
 host-tests: $(VENV)/developed ## the tests that need no RDMA device
 	rxe/run --timeout 60 true # builds the guest kernel, if it is going to be needed
@@ -41,7 +43,7 @@ device-tests: $(VENV)/developed ## the tests that need one: on this machine's, e
 comma := ,
 empty :=
 space := $(empty) $(empty)
-PURE_MODULES := errors enums _check _resource _buffer _args qp_fsm attr gid wire remote
+PURE_MODULES := errors enums/* _check _resource _buffer _args qp_fsm attr gid wire remote
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
 
 packages: ## install the Debian packages that are missing

@@ -4,14 +4,15 @@ The declarations in ``pyverbs_lite/ffi/cdef/`` are joined in the order of ``CDEF
 ``pyverbs_lite/ffi/src/`` is appended, and cffi emits one C file from both. Constants and struct layouts are left
 to the compiler (``...``), so nothing here can disagree with the installed headers.
 
-What is newer than rdma-core 28 stands between marks that carry a probe::
+What is newer than rdma-core 28 stands between marks, anywhere in a file, also inside a struct or an enum::
 
-    //: since 33 GID_TABLE ibv_query_gid_table
+    //: since 44 ATOMIC_WRITE ibv_wr_atomic_write
     ...declarations...
     //: end
 
-A one-line program asks the compiler whether the expression after the name exists; the declarations are kept only if
-it does, and ``lib.PVL_HAS_GID_TABLE`` is 33 or, where it is absent, -33.
+Before it compiles the module, the build asks the compiler whether the expression after the name means anything. The
+declarations are kept only if it does, and ``lib.PVL_HAS_ATOMIC_WRITE`` is 44 or, where it is absent, -44. What else
+came with the same feature stands between ``//: with ATOMIC_WRITE`` and ``//: end``. Sections nest.
 
 ``python build_verbs.py --stub`` writes the type stub ``_verbs.pyi`` from the same declarations.
 """
@@ -24,35 +25,46 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext as _build_ext
 from setuptools.errors import CompileError, PlatformError
 
 FFI_DIR = Path("pyverbs_lite", "ffi")
-CDEF = ("types", "device", "pd_mr", "cq", "qp", "wr", "cma", "pvl")
-SOURCES = ("wait", "engine")
-INCLUDES = (
-    "#define _GNU_SOURCE\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <rdma/rdma_verbs.h>\n"
+CDEF = (
+    *("types", "device", "device_ex", "events", "pd_mr", "mw", "dm", "import", "domains", "ah", "xrcd", "srq", "wq"),
+    *("cq", "cq_ex", "wr", "qp", "qp_ex", "wr_api", "flow", "flow_action", "counters", "context"),
+    *("sa", "cma", "cma_info", "rdma_verbs", "pvl", "pvl_ex", "pvl_cm"),
 )
+SOURCES = ("names", "wait", "events", "cm", "poll_ex", "wr_api", "engine")
+INCLUDES = """\
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+"""
 LIBRARIES = ("ibverbs", "rdmacm")
 MISSING_HEADERS = (
     "pyverbs_lite needs the C headers of libibverbs and librdmacm: install libibverbs-dev and librdmacm-dev"
     " (Debian, Ubuntu) or rdma-core-devel (Fedora, RHEL)."
 )
 
-_SECTION = re.compile(r"^//: since (?P<since>\d+) (?P<name>\w+) (?P<probe>.+)\n(?P<body>(?:.*\n)*?)//: end$", re.M)
+_SINCE = re.compile(r"//: since (\d+) (\w+) (.+)")
+_WITH = re.compile(r"//: with (\w+)")
+_FAILED = re.compile(r"^[^:\n]*probe\.c:(\d+):.*\berror\b", re.M)
 
 
-class Section(NamedTuple):
-    """Declarations that only some versions of rdma-core have."""
+class Feature(NamedTuple):
+    """Something that only some versions of rdma-core have."""
 
     name: str
     since: int
     probe: str
-    body: str
 
 
 def read_cdef(root: Path) -> str:
@@ -60,20 +72,39 @@ def read_cdef(root: Path) -> str:
     return "\n".join((root / FFI_DIR / "cdef" / f"{name}.h").read_text() for name in CDEF)
 
 
-def sections(cdef: str) -> list[Section]:
-    """List the version-dependent sections of the declarations."""
-    return [Section(m["name"], int(m["since"]), m["probe"].strip(), m["body"]) for m in _SECTION.finditer(cdef)]
+def features(cdef: str) -> list[Feature]:
+    """List the version-dependent features of the declarations, in the order of their marks."""
+    return [Feature(m[2], int(m[1]), m[3].strip()) for m in map(_SINCE.fullmatch, cdef.splitlines()) if m]
+
+
+def _sectioned(cdef: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield every line that is not a mark, with the features of the sections that it is in."""
+    within: list[str] = []
+    for line in cdef.splitlines(keepends=True):
+        mark = line.strip()
+        if since := _SINCE.fullmatch(mark):
+            within.append(since[2])
+        elif with_ := _WITH.fullmatch(mark):
+            within.append(with_[1])
+        elif mark == "//: end" and within:
+            within.pop()
+        elif mark.startswith("//:"):
+            raise ValueError(f"not a mark that belongs here: {mark}")
+        else:
+            yield line, tuple(within)
+    if within:
+        raise ValueError(f"sections without an end: {', '.join(within)}")
 
 
 def resolve(cdef: str, present: set[str]) -> str:
-    """Keep the sections named in ``present``, drop the others, and declare every ``PVL_HAS_*``."""
-    flags = "".join(f"#define PVL_HAS_{section.name} ...\n" for section in sections(cdef))
-    return _SECTION.sub(lambda m: m["body"] if m["name"] in present else "", cdef) + flags
+    """Keep the sections of the features in ``present``, drop the others, and declare every ``PVL_HAS_*``."""
+    flags = "".join(f"#define PVL_HAS_{feature.name} ...\n" for feature in features(cdef))
+    return "".join(line for line, within in _sectioned(cdef) if present.issuperset(within)) + flags
 
 
 def c_source(root: Path, cdef: str, present: set[str]) -> str:
     """Return the C that goes in front of cffi's own: includes, feature values, our functions."""
-    flags = "".join(f"#define PVL_HAS_{s.name} {s.since if s.name in present else -s.since}\n" for s in sections(cdef))
+    flags = "".join(f"#define PVL_HAS_{f.name} {f.since if f.name in present else -f.since}\n" for f in features(cdef))
     ours = "\n".join((root / FFI_DIR / "src" / f"{name}.c").read_text() for name in SOURCES)
     return f"{INCLUDES}\n{flags}\n{ours}"
 
@@ -108,25 +139,46 @@ class build_ext(_build_ext):
         """Do all of it for the one extension there is."""
         ext.extra_compile_args += ["-std=gnu11", *pkg_config("--cflags")]
         ext.extra_link_args += [flag for flag in pkg_config("--libs") if not flag.startswith("-l")]
-        if not self._compiles("0", ext):
+        if self._absent([], ext) is None:
             raise PlatformError(MISSING_HEADERS)
         root = Path.cwd()
-        wanted = sections(read_cdef(root))
-        present = {section.name for section in wanted if self._compiles(section.probe, ext)}
-        emit(root, present, Path(ext.sources[0]))
+        emit(root, self.present(features(read_cdef(root)), ext), Path(next(iter(ext.sources))))
         super().build_extension(ext)
 
-    def _compiles(self, expression: str, ext: Extension) -> bool:
-        """Ask the compiler whether an expression means something under the installed headers."""
+    def present(self, wanted: list[Feature], ext: Extension) -> set[str]:
+        """Return the names of the features that the installed headers have.
+
+        All are tried in one file, and those whose lines the compiler complains of are left out of the next try, so
+        that the usual build compiles two small files. A compiler that names no lines is asked for each by itself.
+        """
+        remaining = list(wanted)
+        while remaining:
+            absent = self._absent([feature.probe for feature in remaining], ext)
+            if absent == set():
+                break
+            if absent is None:
+                remaining = [feature for feature in remaining if self._absent([feature.probe], ext) == set()]
+                break
+            remaining = [feature for index, feature in enumerate(remaining) if index not in absent]
+        return {feature.name for feature in remaining}
+
+    def _absent(self, expressions: list[str], ext: Extension) -> set[int] | None:
+        """Ask the compiler which expressions mean nothing; None if it fails without saying which."""
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "probe.c")
-            source.write_text(f"{INCLUDES}\nlong pvl_probe(void) {{ return (long)({expression}); }}\n")
-            command = [*self.compiler.compiler_so, "-w", "-Werror=implicit-function-declaration"]
+            head = INCLUDES.rstrip("\n").split("\n")
+            probes = [f"long pvl_probe_{i}(void) {{ return (long)({text}); }}" for i, text in enumerate(expressions)]
+            source.write_text("\n".join([*head, *probes, ""]))
+            command = [*self.compiler.compiler_so, "-Wno-error", "-Werror=implicit-function-declaration"]
             command += [*ext.extra_compile_args, "-c", str(source), "-o", str(Path(folder, "probe.o"))]
             try:
-                return subprocess.run(command, capture_output=True, check=False).returncode == 0
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
             except OSError as error:
                 raise CompileError(f"cannot run the C compiler {command[0]!r}: {error}") from error
+        if done.returncode == 0:
+            return set()
+        failed = {int(line) - len(head) - 1 for line in _FAILED.findall(done.stderr)}
+        return failed.intersection(range(len(expressions))) or None
 
 
 STUB_HEAD = '''"""Types of the compiled module; written by ``python build_verbs.py --stub``, never by hand."""
@@ -188,8 +240,8 @@ def stub(root: Path) -> str:
     from cffi import FFI, model
 
     cdef = read_cdef(root)
-    builder = FFI()
-    builder.cdef(resolve(cdef, {section.name for section in sections(cdef)}))
+    builder: Any = FFI()
+    builder.cdef(resolve(cdef, {feature.name for feature in features(cdef)}))
     lines: set[str] = set()
     for key, (declared, _) in builder._parser._declarations.items():
         kind, _, name = key.partition(" ")
@@ -198,7 +250,7 @@ def stub(root: Path) -> str:
             signature = ", ".join(["self", *arguments, *(["/"] if arguments else [])])
             lines.add(f"    def {name}({signature}) -> {_python_type(declared.result)}: ...")
         elif kind in ("macro", "constant"):
-            lines.add(f"    {name}: Final[int]")
+            lines.add(f"    {name}: Final[{'int' if kind == 'macro' else _python_type(declared)}]")
         elif isinstance(declared, model.EnumType):
             lines.update(f"    {enumerator}: Final[int]" for enumerator in declared.enumerators)
     body = "\n".join(sorted(lines, key=lambda line: (line.startswith("    def"), line)))

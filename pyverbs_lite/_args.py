@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import time
+from enum import Enum, IntFlag
+from numbers import Real
+from typing import SupportsIndex, TypeVar
 
-__all__ = ["Deadline", "check_int"]
+__all__ = ["Deadline", "check_flags", "check_int"]
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
-    """Return an argument that must be an integer in a closed range.
+    """Return an argument that must be an integer in a closed range, as a plain ``int``.
 
     Raises:
-        TypeError: it is not an integer (a bool is none here).
+        TypeError: it is not an integer; a bool, a float and a member of some enum are none here.
         ValueError: it is outside the range.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, (bool, Enum)) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be an integer, not {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be {low} to {high}, not {value}")
-    return int(value)
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be {low} to {high}, not {number}")
+    return number
+
+
+_F = TypeVar("_F", bound=IntFlag)
+
+
+def check_flags(name: str, value: object, kind: type[_F]) -> _F:
+    """Return an argument that must be flags of one kind, or a plain number with no bits but theirs.
+
+    Raises:
+        TypeError: it is a member of some other enum, or no integer.
+        ValueError: it has bits that have no name.
+    """
+    if not isinstance(value, kind):
+        value = check_int(f"{name} ({kind.__name__})", value, 0, (1 << 64) - 1)
+    every = functools.reduce(operator.or_, map(int, kind.__members__.values()), 0)
+    if int(value) & ~every:
+        raise ValueError(f"{name} {int(value):#x} has bits beyond {kind.__name__}, which are {every:#x}")
+    return kind(value)
 
 
 class Deadline:
@@ -29,8 +53,9 @@ class Deadline:
 
     def __init__(self, seconds: float | None) -> None:
         if seconds is not None:
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            if isinstance(seconds, bool) or not isinstance(seconds, Real):
                 raise TypeError(f"timeout must be a number of seconds or None, not {seconds!r}")
+            seconds = float(seconds)  # other kinds of number would count time in their own precision
             if math.isnan(seconds) or seconds < 0:
                 raise ValueError(f"timeout must not be negative, and is {seconds}")
         self.seconds = seconds
@@ -38,13 +63,13 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left, never negative; ``inf`` without a limit, and then the clock is not read."""
-        return math.inf if self.seconds is None else max(0.0, self._end - time.monotonic())
+        """Seconds left, never negative; ``inf`` without a limit."""
+        return max(0.0, self._end - time.monotonic())
 
     @property
     def expired(self) -> bool:
         """Whether nothing is left."""
-        return self.seconds is not None and time.monotonic() >= self._end
+        return time.monotonic() >= self._end
 
     def at_most(self, seconds: float) -> float:
         """Return the time left, or ``seconds`` if that is less: one slice of a longer wait."""

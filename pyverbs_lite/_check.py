@@ -4,6 +4,8 @@
 * ``check_ptr``: the function returns a pointer, or NULL and sets errno. ``ibv_create_qp`` and the like.
 * ``check_neg``: the function returns a value, or -1 and sets errno. ``ibv_query_gid``, ``rdma_*``.
 
+``require`` is for what the headers of this build may be too old for: it is asked before the verb is.
+
 ``ffi.errno`` is read only where the convention says that it was set: anywhere else it is stale.
 """
 
@@ -13,9 +15,9 @@ import errno
 import resource
 
 from .errors import QueueFullError, RouteError, UnsupportedError, VerbsOSError
-from .ffi import CData, ffi
+from .ffi import CData, ffi, lib
 
-__all__ = ["check_neg", "check_ptr", "check_rc", "os_error"]
+__all__ = ["check_neg", "check_ptr", "check_rc", "os_error", "require"]
 
 #: Verbs whose memory the kernel pins.
 _PINNING = ("ibv_reg_", "ibv_create_qp", "ibv_create_cq", "ibv_create_srq")
@@ -29,6 +31,10 @@ _CLASSES: dict[int, type[VerbsOSError]] = {
 _CLASSES_BY_OPERATION: dict[tuple[str, int], type[VerbsOSError]] = {
     ("ibv_post_send", errno.ENOMEM): QueueFullError,
     ("ibv_post_recv", errno.ENOMEM): QueueFullError,
+    ("ibv_bind_mw", errno.ENOMEM): QueueFullError,
+    ("ibv_post_srq_recv", errno.ENOMEM): QueueFullError,
+    ("ibv_wr_complete", errno.ENOMEM): QueueFullError,
+    ("ibv_wr_complete", errno.ENOSPC): QueueFullError,
     ("ibv_modify_qp", errno.ETIMEDOUT): RouteError,
     ("ibv_modify_qp", errno.ENETUNREACH): RouteError,
     ("ibv_modify_qp", errno.EHOSTUNREACH): RouteError,
@@ -60,6 +66,9 @@ _HINTS: dict[tuple[str, int], str] = {
     ("ibv_modify_qp", errno.EHOSTUNREACH): _NO_ROUTE,
     ("ibv_post_send", errno.ENOMEM): _QUEUE_FULL,
     ("ibv_post_recv", errno.ENOMEM): _QUEUE_FULL,
+    ("ibv_post_srq_recv", errno.ENOMEM): _QUEUE_FULL,
+    ("ibv_wr_complete", errno.ENOMEM): _QUEUE_FULL,
+    ("ibv_wr_complete", errno.ENOSPC): _QUEUE_FULL,
     ("ibv_post_send", errno.EINVAL): (
         "the QP is not in RTS, or opcode, SGE count, inline size or atomic alignment is not valid for it"
     ),
@@ -136,3 +145,16 @@ def check_neg(operation: str, value: int, hint: str = "") -> int:
     if value < 0:
         raise os_error(operation, ffi.errno if value == -1 else value, hint)
     return value
+
+
+def require(feature: str, what: str) -> None:
+    """Raise unless this build has a feature that is newer than rdma-core 28 (``lib.PVL_HAS_<feature>``).
+
+    Raises:
+        UnsupportedError: with EOPNOTSUPP, and the version that brought ``what``.
+
+    """
+    since: int = getattr(lib, f"PVL_HAS_{feature}")
+    if since < 0:
+        hint = f"needs rdma-core {-since} or newer; this build was made against an older one"
+        raise UnsupportedError(errno.EOPNOTSUPP, what, hint)

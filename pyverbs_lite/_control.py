@@ -11,8 +11,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ._args import Deadline
+from ._tcp import address_text
 from .errors import (
     AuthenticationError,
+    ClosedError,
     HandshakeError,
     HandshakeTimeout,
     PeerClosedError,
@@ -22,91 +24,120 @@ from .errors import (
 from .remote import RemoteBuffer
 from .wire import BufferAdded, BufferWithdrawn, Channel, Event, GoodbyeReceived, RefuseCode, Refused
 
-__all__ = ["Control", "Peer", "connect_tcp"]
+__all__ = ["Control", "Peer"]
 
 _E = TypeVar("_E", bound=Event)
 _CHUNK = 65536
+#: How much is read in one go, so that a peer that never stops talking cannot keep a caller beyond its deadline.
+_MOST_CHUNKS = 16
+#: One sleep of a wait: a descriptor's number may be another file's by the time one sleeps on it, but not for long.
+_SLICE = 0.1
 #: After these the peer says nothing more.
 LAST_WORDS = (GoodbyeReceived, Refused)
-
-
-def connect_tcp(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Open a TCP connection; every address of the name is tried, and their scope ids are kept.
-
-    Raises:
-        HandshakeTimeout: nobody answered in time.
-        OSError: the name is unknown, or every address refused.
-    """
-    refusal: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(None if deadline.seconds is None else max(deadline.left, 1e-3))
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            if isinstance(error, TimeoutError):
-                raise HandshakeTimeout(f"no TCP answer from {host} port {port} within {deadline.seconds} s") from error
-            refusal = refusal or error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    assert refusal is not None  # getaddrinfo returns at least one address, or raises
-    raise refusal
+#: A peer whose host is gone says nothing; these find it out within about a minute.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
 class Control:
-    """A connected TCP socket that speaks the handshake.
+    """A connected TCP socket that speaks the handshake; owns the socket, also where making this fails.
+
+    Threads may share it: ``lock`` is held while the channel or the socket is touched, and never during a wait.
 
     Attributes:
         local_address: this side's IP address, scope included.
         peer: who is on the other side, for the texts of errors.
+
+    Raises:
+        PeerClosedError: the peer is gone already.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.channel = Channel()
+        # Reentrant, for a signal handler may close what it interrupted.
+        self.lock = threading.RLock()
         self._events: deque[Event] = deque()
-        self._asked_for = "HELLO"
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.local_address = str(sock.getsockname()[0])
-        self.peer = "{} port {}".format(*sock.getpeername()[:2])
+        self._unsent = bytearray()
+        self._torn = False  # an interrupt came between moving bytes and taking note of it
+        self._ended = False
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, seconds in _KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            self.local_address = address_text(sock.getsockname())
+            peer = sock.getpeername()
+            self.peer = f"{address_text(peer)} port {peer[1]}"
+        except OSError as error:
+            sock.close()
+            raise PeerClosedError(f"the peer closed the connection before it said anything: {error}") from error
+        except BaseException:
+            sock.close()
+            raise
 
     def fileno(self) -> int:
         """Return the socket's descriptor; -1 once it is closed."""
         return self.socket.fileno()
 
-    def close(self) -> None:
-        """Close the socket; safe to call again."""
-        self.socket.close()
+    def close(self, linger: float = 0.0) -> None:
+        """Close the socket; safe to call again.
+
+        Args:
+            linger: seconds to wait for the peer to have read what was sent. What arrives here and is not read before
+                closing makes TCP throw away what the peer has not read yet, such as why it was refused.
+        """
+        with suppress(OSError, ClosedError):
+            with self.lock:
+                self.socket.shutdown(socket.SHUT_WR)
+            deadline = Deadline(linger)
+            for _ in range(_MOST_CHUNKS):
+                if self._read() in (b"", None) and (self._ended or deadline.expired):
+                    break
+                self._ready(select.POLLIN, deadline)
+        with self.lock:
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in _ready()
+            self.socket.close()
 
     def flush(self, deadline: Deadline) -> None:
-        """Send what the channel has queued.
+        """Send what the channel has queued; what could not be sent in time goes with the next flush.
 
         Raises:
             PeerClosedError: the peer has closed the connection.
             HandshakeTimeout: the peer does not read.
+            ClosedError: another thread closed it.
         """
-        data = memoryview(self.channel.data_to_send())
-        while data:
-            data = data[self._send_some(data, deadline) :]
+        while not self._send_some():
+            # Reading meanwhile, because the peer may be waiting for just that before it reads.
+            if not self._ready(select.POLLOUT | select.POLLIN, deadline):
+                raise HandshakeTimeout(f"{self.peer} did not read what it was sent within {deadline.seconds} s")
+            with self.lock:
+                self._events.extend(self._receive())
 
-    def _send_some(self, data: memoryview, deadline: Deadline) -> int:
-        try:
-            return self.socket.send(data)
-        except BlockingIOError:
-            self._wait(select.POLLOUT, deadline)
-            return 0
-        except OSError as error:
-            # A peer that leaves may have said why before: what it said comes first.
-            with suppress(PeerClosedError, PeerProtocolError):
-                self._events.extend(self.receive_now())
-            if self._events and isinstance(last := self._events[-1], Refused):
-                raise refusal(self.peer, last) from error
-            raise PeerClosedError(f"{self.peer} closed the control connection: {error}") from error
+    def _send_some(self) -> bool:
+        """Send as much as the socket takes now; say whether that is all."""
+        with self.lock:
+            self._check_whole()
+            if self.socket.fileno() < 0:
+                raise ClosedError(f"the control connection with {self.peer} is closed")
+            self._torn = True
+            self._unsent += self.channel.data_to_send()
+            try:
+                del self._unsent[: self.socket.send(self._unsent, socket.MSG_NOSIGNAL) if self._unsent else 0]
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self._torn = False
+                self._unsent.clear()
+                # A peer that leaves may have said why before: what it said comes first.
+                with suppress(PeerClosedError, PeerProtocolError):
+                    self._events.extend(self._receive())
+                if self._events and isinstance(last := self._events[-1], Refused):
+                    raise refusal(self.peer, last) from error
+                raise PeerClosedError(f"{self.peer} closed the control connection: {error}") from error
+            self._torn = False
+            return not self._unsent
 
     def receive_now(self) -> list[Event]:
         """Return the events of what has arrived, without waiting; an error waits until what came before it was taken.
@@ -114,32 +145,59 @@ class Control:
         Raises:
             PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
         """
-        events = list(self._events)
-        self._events.clear()
-        while self.channel.error is None and not (events and isinstance(events[-1], LAST_WORDS)):
+        with self.lock:
+            try:
+                self._events.extend(self._receive())
+            except HandshakeError:
+                if not self._events:
+                    raise
+            events = list(self._events)
+            self._events.clear()
+            return events
+
+    def _receive(self) -> list[Event]:
+        events: list[Event] = []
+        with self.lock:
+            self._check_whole()
+            for _ in range(_MOST_CHUNKS):
+                if self._ended or self.channel.error is not None or (events and isinstance(events[-1], LAST_WORDS)):
+                    break
+                self._torn = True
+                data = self._read()
+                with suppress(HandshakeError):  # the channel keeps it, for after the events before it
+                    if data is not None:
+                        events += self.channel.receive_data(data) if data else self.channel.receive_eof()
+                self._torn = False
+                if data is None:
+                    break
+            if not events and self.channel.error is not None:
+                raise self.channel.error
+            return events
+
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise PeerClosedError(f"the control connection with {self.peer} was interrupted within a message")
+
+    def _read(self) -> bytes | None:
+        """Return what has arrived, empty at the end, or None if nothing has."""
+        with self.lock:
             try:
                 data = self.socket.recv(_CHUNK)
             except BlockingIOError:
-                return events
+                return None
             except OSError:
                 data = b""  # a reset; the channel knows best what the end means at this point
-            try:
-                events += self.channel.receive_data(data) if data else self.channel.receive_eof()
-            except HandshakeError:
-                break
-        if not events and self.channel.error is not None:
-            raise self.channel.error
-        return events
+            self._ended = self._ended or not data
+            return data
 
-    def expect(self, kind: type[_E], deadline: Deadline, buffers: list[BufferAdded | BufferWithdrawn]) -> _E:
-        """Wait for an event of one kind; news of buffers on the way are put aside.
+    def expect(self, kind: type[_E], deadline: Deadline, note: Callable[[BufferAdded | BufferWithdrawn], None]) -> _E:
+        """Wait for an event of one kind; news of buffers on the way go to ``note``.
 
         Raises:
             HandshakeTimeout: it did not come in time.
             HandshakeError: the peer refused; the text says why.
             PeerProtocolError, PeerClosedError: what the peer sent instead, or that it went away.
         """
-        self._asked_for = kind.__name__.removesuffix("Received").upper()
         while True:
             while self._events:
                 event = self._events.popleft()
@@ -148,24 +206,37 @@ class Control:
                 if isinstance(event, Refused):
                     raise refusal(self.peer, event)
                 if isinstance(event, (BufferAdded, BufferWithdrawn)):
-                    buffers.append(event)
+                    note(event)
                 else:
                     raise PeerClosedError(f"{self.peer} closed in the middle of the handshake")
-            if self.channel.error is not None:
-                raise self.channel.error
-            self._wait(select.POLLIN, deadline)
-            self._events.extend(self.receive_now())
+            if not self._ready(select.POLLIN, deadline):
+                name = kind.__name__.removesuffix("Received").upper()
+                raise HandshakeTimeout(
+                    f"{self.peer} did not get through the handshake within {deadline.seconds} s (waiting for its"
+                    f" {name})"
+                )
+            self._events.extend(self._receive())
 
-    def _wait(self, what: int, deadline: Deadline) -> None:
-        poller = select.poll()
-        poller.register(self.socket, what)
-        # poll() rounds towards zero, and would spin through the last millisecond.
-        left = None if deadline.seconds is None else int(deadline.left * 1000) + 1
-        if deadline.expired or not poller.poll(left):
-            raise HandshakeTimeout(
-                f"{self.peer} did not get through the handshake within {deadline.seconds} s (waiting for its"
-                f" {self._asked_for})"
-            )
+    def has(self, kind: type[Event]) -> bool:
+        """Say whether such an event has arrived and was not taken yet.
+
+        Raises:
+            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
+        """
+        self._events.extend(self._receive())
+        return any(isinstance(event, kind) for event in self._events)
+
+    def _ready(self, what: int, deadline: Deadline) -> bool:
+        """Wait until the socket can be read or written, or has failed; False once the deadline has passed."""
+        while not deadline.expired:
+            if (fd := self.fileno()) < 0:
+                raise ClosedError(f"the control connection with {self.peer} is closed")
+            poller = select.poll()
+            poller.register(fd, what)
+            # poll() rounds towards zero, and would spin through the last millisecond.
+            if poller.poll(int(deadline.at_most(_SLICE) * 1000) + 1):
+                return True
+        return False
 
 
 class Peer:
@@ -178,20 +249,20 @@ class Peer:
     def __init__(self, control: Control) -> None:
         self.control = control
         self.buffers: dict[str, RemoteBuffer] = {}
-        self._sending = threading.Lock()
         self._over: VerbsError | None = None
 
     def read(self) -> VerbsError | None:
         """Take the news that have arrived; return why the peer is gone, once it is."""
-        if self._over is None:
-            try:
-                for event in self.control.receive_now():
-                    self.note(event)
-                if self.control.channel.error is not None:
-                    self._over = self._over or self.control.channel.error
-            except HandshakeError as error:
-                self._over = error
-        return self._over
+        with self.control.lock:
+            if self._over is None:
+                try:
+                    for event in self.control.receive_now():
+                        self.note(event)
+                    if self.control.channel.error is not None:
+                        self._over = self._over or self.control.channel.error
+                except HandshakeError as error:
+                    self._over = error
+            return self._over
 
     def note(self, event: Event) -> None:
         """Take in one piece of news."""
@@ -204,15 +275,15 @@ class Peer:
         else:
             self._over = PeerClosedError(f"{self.control.peer} closed the connection")
 
-    def tell(self, say: Callable[[Channel], None], deadline: Deadline) -> None:
-        """Say something over the control connection.
+    def say(self, what: Callable[[Channel], None]) -> None:
+        """Queue something to say; ``control.flush`` sends it.
 
         Raises:
-            PeerClosedError, HandshakeTimeout: the peer is gone, or does not read.
+            PeerClosedError, PeerProtocolError: the peer is gone.
+            StateError: this side has said goodbye.
         """
-        with self._sending:
-            say(self.control.channel)
-            self.control.flush(deadline)
+        with self.control.lock:
+            what(self.control.channel)
 
 
 def refusal(peer: str, event: Refused) -> HandshakeError:

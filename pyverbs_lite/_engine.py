@@ -1,203 +1,199 @@
 """The requests of a connection in flight, and the waiting for them; the tables are in C (``ffi/src/engine.c``).
 
-Any number of threads may use one engine. One of them polls at a time, and enters what it finds into the tables for
-all; the others sleep until it has news. A request holds its memory regions until its completion was seen, also after a
-timeout or an interrupt.
+Any number of threads may use one engine: one of them at a time polls for all. What a request reads or writes is held
+from before it is posted until its completion was seen, also after a timeout or an interrupt. An interrupt may come
+between any two lines here, so what must happen together happens in one C call, or is found again by ``_reap``.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
+from ._operation import Arrival, Operation, Request, TemporaryMR, repeated
+from ._resource import Resource
 from .cq import SLICE, SPIN
-from .enums import WCOpcode, WCStatus, WROpcode
+from .enums import AccessFlags, WCOpcode, WCStatus
 from .errors import ClosedError, CompletionError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
 from .mr import MR
 from .qp import QP
 from .wr import completion_error
 
-__all__ = ["Arrival", "Engine", "Request", "TemporaryMR"]
+__all__ = ["Engine"]
+
+_SPIN_NS = int(SPIN * 1e9)
+_SLICE_NS = int(SLICE * 1e9)
+#: How long the requests of a QP in ERR may take to be flushed, before whoever waits for them is let go.
+_FLUSH_TIME = 1.0
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-class TemporaryMR(MR):
-    """A region made for one operation; it goes when the last request that uses it has ended."""
-
-
-@dataclass(slots=True)
-class Request:
-    """One work request to post: see ``pvl_post_send``. ``addr`` None stands for the slot's own staging cell."""
-
-    opcode: WROpcode
-    addr: int | None
-    length: int
-    lkey: int
-    remote_addr: int = 0
-    rkey: int = 0
-    imm: int = 0
-    argument: int = 0
-    swap: int = 0
-    #: What to copy into the staging cell before posting.
-    staged: memoryview | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What came in: a message in the receive ring, or the immediate of an RDMA write."""
-
-    view: memoryview
-    byte_len: int
-    imm: int | None
-    opcode: WCOpcode
-
-
-class Engine:
-    """The slot table of one QP.
+class Engine(Resource):
+    """The slot table of one QP; a child of the QP, so it stops before the QP goes, whoever closes that.
 
     Args:
         qp: the QP; its CQ, which must have a channel, is used for nothing else.
-        staging: a region with one cell of ``cell`` bytes for each send slot.
+        staging: a region with one cell of equal size for each send slot.
         ring: a region with ``recv_slots`` receive buffers of equal size.
         peer: the other side; its control connection is read whenever it has something to say.
+
+    Attributes:
+        failure: why the connection is over, or None.
     """
 
-    def __init__(
-        self, qp: QP, *, staging: MR, cell: int, send_slots: int, ring: MR, recv_slots: int, peer: Peer
-    ) -> None:
+    def __init__(self, qp: QP, *, staging: MR, send_slots: int, ring: MR, recv_slots: int, peer: Peer) -> None:
         raw = qp._handle
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, recv_slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
+        self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
         self._c.recv_size = ring.length // recv_slots
         self._c.recv_addr, self._c.recv_lkey = ring.addr, ring.lkey
-        self._qp, self._staging, self._cell, self._ring = qp, staging, cell, ring
-        self._peer = peer
-        self._inline = min(qp.cap.max_inline_data, cell)
-        # A plain lock: its ``with`` cannot be interrupted between taking it and the block, unlike a Condition's.
-        self.lock = threading.Lock()
-        self._news = threading.Condition(self.lock)
-        self._polling = False
-        self._free = list(range(send_slots))
-        self._holds: list[tuple[MR, ...]] = [()] * send_slots
-        self._abandoned: set[int] = set()
-        self._window = max(1, send_slots // 2)
+        self._c.cell_size = staging.length // send_slots
+        self._c.cell_addr, self._c.cell_lkey = staging.addr, staging.lkey
+        self._c.max_inline = min(qp.cap.max_inline_data, self._c.cell_size)
+        self._qp, self._staging, self._ring, self._peer = qp, staging, ring, peer
+        self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
+        self._live: set[Operation] = set()
+        self._temporary: set[TemporaryMR] = set()
+        # Both reentrant, for a signal handler may use the connection that it interrupted.
+        self._taking = threading.RLock()
+        self._failing = threading.RLock()
+        self._flush_limit = Deadline(None)
+        self.foreign = False  # a forked child's copy
         self.failure: VerbsError | None = None
+        # The memory of the table is freed by ffi.gc, when no thread can be in it any more.
+        self._own(self._c, lib.pvl_stop, qp, label=f"Engine of QP {qp.qp_num:#x}")
+        _engines.add(self)
 
     # ------------------------------------------------------------ sending
 
     def run(
         self,
         operation: str,
-        requests: Iterable[Request],
-        regions: tuple[MR, ...],
+        requests: Sequence[Request],
         deadline: Deadline,
+        *,
+        region: MR | TemporaryMR | None = None,
         fetch: memoryview | None = None,
-    ) -> None:
-        """Post requests and wait for all of them; ``fetch`` receives what the last staging cell then holds.
+    ) -> int:
+        """Post requests and wait for all of them; return what an atomic found.
+
+        Args:
+            region: the memory that they use.
+            fetch: where the data go that a staged request fetches.
 
         Raises:
-            WaitTimeout: they are still in flight, and go on to hold their regions.
+            WaitTimeout: they are still in flight, and go on to hold their memory.
             QueueFullError: no slot became free in time.
             CompletionError: the first that failed.
             VerbsError: the connection's failure, where that is why.
         """
-        posted: deque[int] = deque()
+        if self.failure is not None:
+            self.refuse_late(operation)
+        op = Operation(region, fetch)
+        c = op.c
         try:
+            self._live.add(op)
+            if isinstance(region, MR):
+                region._holders.add(op.serial)
+                if region.closed:  # looked at after the entry: whoever closes it looks for entries afterwards
+                    raise ClosedError(f"{operation}: {region!r} was closed")
+            wait = self._slice(deadline) if len(requests) == 1 else 0
             for request in requests:
-                if len(posted) >= self._window:
-                    self._finish(posted, operation, deadline, None)
-                with self.lock:
-                    self._post(operation, request, regions, posted, deadline)
-            while posted:
-                self._finish(posted, operation, deadline, fetch)
-        except BaseException:
-            with self.lock:
-                for slot in posted:
-                    self._abandoned.add(slot)
-                self._reap()
-            raise
+                if c.posted - c.done >= self._window:
+                    self._finish(op, operation, deadline, self._window - 1)
+                self._post(op, request, operation, deadline, wait)
+            self._finish(op, operation, deadline, 0)
+            return int(c.result)
+        finally:
+            op.running = False
+            if c.posted != c.done:
+                lib.pvl_abandon(self._c, c)
+            self._reap()
 
-    def _post(
-        self, operation: str, request: Request, regions: tuple[MR, ...], posted: deque[int], deadline: Deadline
-    ) -> None:
-        while not self._free:
-            self._refuse_late(operation)
-            if deadline.expired:
+    def _post(self, op: Operation, request: Request, operation: str, deadline: Deadline, wait_ns: int) -> None:
+        staged = request.addr == 0
+        while True:
+            rc = lib.pvl_post(
+                self._c,
+                op.c,
+                request.opcode,
+                staged,
+                ffi.NULL if request.source is None else ffi.from_buffer(request.source),
+                request.addr,
+                request.length,
+                request.lkey,
+                request.remote_addr,
+                request.rkey,
+                request.imm,
+                request.argument,
+                request.swap,
+                _SPIN_NS,
+                wait_ns,
+            )
+            if rc == 0:
+                return
+            if rc == lib.PVL_STOPPED or self.failure is not None:
+                self.refuse_late(operation)
+            if rc != lib.PVL_NO_SLOT:
+                raise os_error("ibv_post_send", rc)
+            if not self._progress(lib.PVL_UNTIL_SLOT, None, 0, deadline) and deadline.expired:
                 raise QueueFullError(
-                    errno.EAGAIN, operation, f"all {len(self._holds)} requests that this QP may have in flight are"
+                    errno.EAGAIN,
+                    operation,
+                    f"all {self._c.send_slots} requests that this QP may have in flight (send_depth) still are, after"
+                    f" {deadline.seconds} s",
                 )
-            self._step(deadline)
-        self._refuse_late(operation)
-        slot = self._free.pop()
-        posted.append(slot)  # from here on an interrupt finds it, and puts it back if it was never posted
-        flags = 0
-        addr, lkey = request.addr, request.lkey
-        if addr is None:
-            offset = slot * self._cell
-            addr, lkey = self._staging.addr + offset, self._staging.lkey
-            if request.staged is not None:
-                self._staging.view[offset : offset + request.length] = request.staged
-                if request.length <= self._inline:
-                    flags = lib.IBV_SEND_INLINE
-        self._holds[slot] = regions
-        for region in regions:
-            region._in_flight += 1
-        rc = lib.pvl_post_send(
-            self._c,
-            slot,
-            request.opcode,
-            flags,
-            addr,
-            request.length,
-            lkey,
-            request.remote_addr,
-            request.rkey,
-            request.imm,
-            request.argument,
-            request.swap,
-        )
-        if rc:
-            raise os_error("ibv_post_send", rc)
 
-    def _finish(self, posted: deque[int], operation: str, deadline: Deadline, fetch: memoryview | None) -> None:
-        """Wait for the oldest of the posted requests and give its slot back."""
-        slot = posted[0]
-        with self.lock:
-            while (status := self._c.slots[slot].status) == lib.PVL_PENDING:
-                if deadline.expired:
-                    raise WaitTimeout(
-                        f"{operation} did not complete within {deadline.seconds} s; it is still in flight and may"
-                        " complete later: do not use its memory for anything else, or close the connection",
-                        operation,
-                    )
-                self._step(deadline)
-            vendor_err = self._c.slots[slot].vendor_err
-            if fetch is not None and status == WCStatus.SUCCESS:
-                offset = slot * self._cell
-                fetch[:] = self._staging.view[offset : offset + len(fetch)]
-            posted.popleft()
-            self._release(slot)
-            if status != WCStatus.SUCCESS:
-                raise self._request_failed(operation, slot, status, vendor_err)
+    def _finish(self, op: Operation, operation: str, deadline: Deadline, few: int) -> None:
+        """Wait until so few of an operation's requests are in flight."""
+        c = op.c
+        while c.posted - c.done > few:
+            if self._progress(lib.PVL_UNTIL_FEW, op, few, deadline):
+                break
+            if self.failure is not None and self._flush_limit.expired:
+                raise repeated(self.failure, operation)
+            if deadline.expired:
+                raise WaitTimeout(
+                    f"{operation} did not complete within {deadline.seconds} s; it is still in flight and may"
+                    " complete later: do not use its memory for anything else, or close the connection",
+                    operation,
+                )
+        if c.status:
+            self._conclude()
+            if c.status == WCStatus.WR_FLUSH_ERR and self.failure is not None:  # that shows what brought it about
+                raise repeated(self.failure, operation)
+            raise self._completion_error(c.status, c.wr_id, c.vendor_err, operation)
 
-    def _request_failed(self, operation: str, slot: int, status: int, vendor_err: int) -> VerbsError:
-        """Make the error for a request that ended badly; a flush shows what brought it about."""
-        if status == WCStatus.WR_FLUSH_ERR and self.failure:
-            return repeated(self.failure, operation)
-        return self._completion_error(status, slot, vendor_err, operation)
+    def register(self, memory: memoryview, access: AccessFlags) -> TemporaryMR:
+        """Register memory for one operation; ``run`` lets it go when that has ended, and the engine's end at last."""
+        return TemporaryMR(self._c, self._pd, memory, access, self._temporary)
+
+    def close_unused(self, region: TemporaryMR) -> None:
+        """Close what no operation has come to use."""
+        if not any(op.region is region for op in tuple(self._live)):
+            region.close()
+
+    def _reap(self) -> None:
+        """Let go of what was in flight when its call ended, and no longer is."""
+        for op in tuple(self._live):
+            if not op.running and (op.c.posted == op.c.done or self.closed):
+                op.let_go()
+                self._live.discard(op)
 
     # ------------------------------------------------------------ receiving
 
     def post_receives(self) -> None:
         """Post the whole receive ring; allowed from INIT on."""
-        for slot in range(self._c.recv_slots):
-            check_rc("ibv_post_recv", lib.pvl_post_recv(self._c, slot))
+        check_rc("ibv_post_recv", lib.pvl_post_ring(self._c))
 
     def receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], None]) -> None:
         """Wait for a message and give it to ``take``; if that raises, the message stays the next one.
@@ -206,122 +202,148 @@ class Engine:
             WaitTimeout: none came in time.
             VerbsError: the connection's failure, once all that had arrived was taken.
         """
-        with self.lock:
-            c = self._c
-            if c.arrived == c.taken:
-                self._refuse_late(operation)
-            while c.arrived == c.taken:
-                if self.failure:
+        c, late = self._c, self.failure is not None
+        while True:
+            if self.closed or self.foreign:
+                self.refuse_late(operation)
+            # Looked at before the messages are: the last of them and the last flush may come in between.
+            ended = self.failure is not None and (not c.recv_posted or self._flush_limit.expired)
+            with self._taking:
+                if c.arrived != c.taken:
+                    self._take(take)
+                    return
+            if ended:
+                if self.failure is not None and not late:
                     raise repeated(self.failure, operation)
-                if deadline.expired:
-                    raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation)
-                self._step(deadline)
-            raw = c.arrivals[c.taken % c.recv_slots]
-            opcode = WCOpcode(raw.opcode)
-            start = raw.slot * c.recv_size
-            length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
-            view = self._ring.view[start : start + length]
-            take(Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode))
-            rc = lib.pvl_take_arrival(c)
-            if rc and not self.failure:
-                raise os_error("ibv_post_recv", rc)
+                self.refuse_late(operation)
+            if not self._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, deadline) and deadline.expired:
+                if self._live:
+                    self._reap()
+                raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation)
+
+    def _take(self, take: Callable[[Arrival], None]) -> None:
+        c = self._c
+        index = c.taken
+        raw = c.arrivals[index % c.recv_slots]
+        opcode = WCOpcode(raw.opcode)
+        start = raw.slot * c.recv_size
+        length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
+        view = self._ring.view[start : start + length]
+        take(Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode))
+        if rc := lib.pvl_take(c, index):
+            self.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
 
     # ------------------------------------------------------------ waiting
+
+    @staticmethod
+    def _slice(deadline: Deadline) -> int:
+        """Return how long one wait in C may last, in ns."""
+        return _SLICE_NS if deadline.seconds is None else int(deadline.at_most(SLICE) * 1e9)
+
+    def _progress(self, until: int, op: Operation | None, few: int, deadline: Deadline) -> bool:
+        """Wait in C for one slice, see to what came up meanwhile, and say whether it is so now."""
+        rc = lib.pvl_progress(self._c, until, op.c if op else ffi.NULL, few, _SPIN_NS, self._slice(deadline))
+        if rc < 0 and rc != -errno.ESHUTDOWN:
+            raise os_error("ibv_poll_cq", rc)
+        if self._c.cause or self._c.flushed:
+            self._conclude()
+        if rc > 0 and rc & lib.PVL_WOKE_PEER:
+            self.read_peer()
+        return bool(rc == 0)
 
     def watch_peer(self) -> None:
         """From now on, wake waiters also when the peer says something, or is gone."""
         self._c.peer_fd = self._peer.control.fileno()
+        self.read_peer()  # what came with the end of the handshake wakes nobody
 
     def read_peer(self) -> None:
-        """Take the peer's news; lock held."""
-        if (over := self._peer.read()) is not None:
-            self._c.peer_fd = -1  # it would stay readable
+        """Take the peer's news."""
+        if self.failure is None and (over := self._peer.read()) is not None:
             self.fail(over)
+        if self.failure is not None:
+            self._c.peer_fd = -1  # it would stay readable
 
     def fail(self, error: VerbsError) -> None:
-        """Record why the connection is over and move the QP to ERR, which ends every request; lock held.
+        """Record why the connection is over, and move the QP to ERR, which ends every request.
 
         The first reason stays.
         """
-        if self.failure is None:
-            self.failure = error
+        with self._failing:
+            if self.failure is None:
+                self._flush_limit = Deadline(_FLUSH_TIME)
+                self.failure = error
+                self._c.over = 1
+                if not self.stop_qp():
+                    self._flush_limit = Deadline(0)
+
+    def stop_qp(self) -> bool:
+        """Move the QP to ERR, which flushes every request.
+
+        Where that is refused it is in RESET or gone: it moves no data either, and nothing will be flushed.
+        """
+        try:
             self._qp.to_error()
-            self._news.notify_all()
+        except VerbsError:
+            return False
+        return True
+
+    def _conclude(self) -> None:
+        """After a request has failed: find the reason, which may be among the completions not seen yet."""
+        c = self._c
+        if self.failure is None:
+            if not c.cause:
+                self.drain(Deadline(_FLUSH_TIME))
+            failed = (c.cause, c.cause_wr_id, c.cause_vendor_err) if c.cause else (WCStatus.WR_FLUSH_ERR, 0, 0)
+            self.fail(self._completion_error(*failed))
 
     def drain(self, deadline: Deadline) -> bool:
-        """Wait until every request has ended and no thread is in the table; say whether that came in time."""
-        with self.lock:
-            while self._c.in_flight or self._c.recv_posted or self._polling:
-                if deadline.expired:
-                    return False
-                self._step(deadline)
-            return True
+        """Wait until nothing is in flight, receives included; say whether that came in time."""
+        rc = 1
+        while rc > 0:
+            rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, _SPIN_NS, self._slice(deadline))
+            if rc > 0 and deadline.expired:
+                break
+            if rc > 0 and rc & lib.PVL_WOKE_PEER:
+                self._c.peer_fd = -1  # nobody listens to the peer from here on
+        return rc == 0
 
     @property
     def in_flight(self) -> int:
         """How many requests have been posted and not completed."""
         return int(self._c.in_flight)
 
-    def _step(self, deadline: Deadline) -> None:
-        """Poll, or sleep until the thread that polls has news; lock held before and after, not meanwhile."""
-        if self._polling:
-            self._news.wait(deadline.at_most(SLICE))
-            return
-        rc = 0
-        try:
-            self._polling = True
-            self.lock.release()
-            rc = lib.pvl_progress(self._c, int(SPIN * 1e9), int(deadline.at_most(SLICE) * 1e9))
-        finally:
-            self.lock.acquire()
-            self._polling = False
-            self._reap()
-            self._news.notify_all()
-        if rc < 0:
-            raise os_error("ibv_poll_cq", rc)
-        if self._c.cause and self.failure is None:
-            self.fail(self._completion_error(self._c.cause, self._c.cause_wr_id, self._c.cause_vendor_err))
-        if self._c.woke & lib.PVL_WOKE_PEER:
-            self.read_peer()
+    # ------------------------------------------------------------ the end
 
-    def _reap(self) -> None:
-        """Give back the slots of requests that nobody waits for any more and that have ended."""
-        for slot in [slot for slot in self._abandoned if self._c.slots[slot].status != lib.PVL_PENDING]:
-            self._abandoned.discard(slot)
-            self._release(slot)
+    def _before_destroy(self) -> None:
+        self.fail(ClosedError("the QP of this connection was closed"))
 
-    def _release(self, slot: int) -> None:
-        regions, self._holds[slot] = self._holds[slot], ()
-        self._c.slots[slot].status = lib.PVL_FREE
-        self._free.append(slot)
-        for region in regions:
-            region._in_flight -= 1
-            if isinstance(region, TemporaryMR) and not region._in_flight:
-                region.close()
-
-    # ------------------------------------------------------------ errors
+    def _after_destroy(self) -> None:
+        for op in tuple(self._live):
+            op.let_go()
+            self._live.discard(op)
+        for region in tuple(self._temporary):
+            region.close()
 
     def _completion_error(
         self, status: int, wr_id: int, vendor_err: int, operation: str = "an earlier request"
     ) -> CompletionError:
         return completion_error(status, wr_id=wr_id, qp_num=self._qp.qp_num, vendor_err=vendor_err, operation=operation)
 
-    def _refuse_late(self, operation: str) -> None:
+    def refuse_late(self, operation: str) -> NoReturn:
         """Refuse what is asked for after the connection has failed."""
-        if isinstance(self.failure, CompletionError):
-            raise ClosedError(f"{operation}: this connection is over, because {self.failure}") from self.failure
-        if self.failure:
-            raise repeated(self.failure)
+        cause = self.failure or ClosedError("this connection is closed")
+        if isinstance(cause, CompletionError):
+            raise ClosedError(f"{operation}: this connection is over, because {cause}") from cause
+        raise repeated(cause, operation)
 
 
-def repeated(cause: VerbsError, operation: str = "") -> VerbsError:
-    """Return an error of the same meaning for one more caller: a raised one belongs to the thread that raised it."""
-    if isinstance(cause, CompletionError):
-        return completion_error(
-            cause.status,  # type: ignore[arg-type]
-            wr_id=cause.wr_id,
-            qp_num=cause.qp_num,
-            vendor_err=cause.vendor_err,
-            operation=f"{operation or 'this connection'}: {cause.operation}",
+def _forget_in_child() -> None:
+    """Make the engines of a forked child refuse everything: their QPs and their locks belong to the parent."""
+    for engine in tuple(_engines):
+        engine.foreign = True
+        engine.failure = ClosedError(
+            "this connection was made by another process, and cannot be used in a forked child"
         )
-    return type(cause)(str(cause))
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

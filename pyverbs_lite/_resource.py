@@ -72,12 +72,13 @@ class _Handle:
         return self.forks != _forks
 
     def close(self) -> None:
-        # Taken away before the call: if Ctrl-C lands after it, a leak at exit is better than destroying twice.
+        # Taken away before the call: if an interrupt lands after it (Ctrl-C, or whatever else a signal handler raises),
+        # a leak at exit is better than destroying twice. Only a refused verb gives the handle back.
         cdata, self.cdata = self.cdata, None
         if cdata is not None:
             try:
                 self.destroy(cdata)
-            except Exception:
+            except VerbsError:
                 self.cdata = cdata
                 raise
         self.leave()
@@ -140,6 +141,21 @@ class Resource:
         self._finalizer = weakref.finalize(self, _abandoned, self._owned)
         for parent in parents:
             parent._children[self._serial] = self
+
+    def _attach(self, parent: Resource, *, closed_with: bool = True) -> None:
+        """Become a child of one more object; with ``closed_with`` False only in the order of collection."""
+        self._owned.parents += (parent._owned,)
+        parent._owned.children.add(self._owned)
+        if closed_with:
+            self._parents += (parent,)
+            parent._children[self._serial] = self
+
+    def _detach(self, parent: Resource) -> None:
+        """Stop being a child of an object, which need not be open any more."""
+        self._owned.parents = tuple(owner for owner in self._owned.parents if owner is not parent._owned)
+        parent._owned.children.discard(self._owned)
+        self._parents = tuple(other for other in self._parents if other is not parent)
+        parent._children.pop(self._serial, None)
 
     def _make(self, kind: str, *args: object, **options: object) -> Resource:
         """Make a child of a class that this module cannot import, because it imports this one."""

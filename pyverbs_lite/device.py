@@ -3,142 +3,31 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
 from ._check import check_neg, check_ptr, check_rc, os_error
-from ._resource import Resource
-from .enums import MTU, AtomicCap, GIDType, LinkLayer, NodeType, PortState, TransportType
-from .errors import DeviceNotFoundError
+from ._device_attr import DeviceAttr, DeviceInfo, PortAttr, host_order, known, read_struct
+from ._factories import ContextFactories
+from ._queue_factories import QueueFactories
+from .device_ex import DeviceQueries
+from .enums import GIDType, LinkLayer, NodeType, PortState, TransportType
+from .errors import DeviceNotFoundError, VerbsOSError
+from .events import EventSource
 from .ffi import CData, ffi, lib
 from .gid import GidEntry, parse_gid
 
 if TYPE_CHECKING:
     from .cq import CQ, CompChannel
     from .pd import PD
+    from .xrcd import XRCD
 
 __all__ = ["Context", "DeviceAttr", "DeviceInfo", "PortAttr", "devices", "open_device"]
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """A device as the device list shows it, without opening it.
-
-    Attributes:
-        name: for example ``"mlx5_0"`` or ``"rxe0"``.
-        guid: the node GUID as an integer (the verb gives it big-endian).
-    """
-
-    name: str
-    node_type: NodeType
-    transport_type: TransportType
-    guid: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAttr:
-    """The limits of a device (``struct ibv_device_attr``); members keep their C names.
-
-    Sizes are in bytes, depths in entries; the GUIDs are integers in host order.
-    """
-
-    fw_ver: str
-    node_guid: int
-    sys_image_guid: int
-    max_mr_size: int
-    page_size_cap: int
-    vendor_id: int
-    vendor_part_id: int
-    hw_ver: int
-    max_qp: int
-    max_qp_wr: int
-    device_cap_flags: int
-    max_sge: int
-    max_sge_rd: int
-    max_cq: int
-    max_cqe: int
-    max_mr: int
-    max_pd: int
-    max_qp_rd_atom: int
-    max_res_rd_atom: int
-    max_qp_init_rd_atom: int
-    atomic_cap: AtomicCap
-    max_mw: int
-    max_mcast_grp: int
-    max_mcast_qp_attach: int
-    max_ah: int
-    max_srq: int
-    max_srq_wr: int
-    max_srq_sge: int
-    max_pkeys: int
-    local_ca_ack_delay: int
-    phys_port_cnt: int
-
-
-@dataclass(frozen=True, slots=True)
-class PortAttr:
-    """The state of a port (``struct ibv_port_attr``); members keep their C names.
-
-    ``max_msg_sz`` is in bytes; ``lid`` is 0 on Ethernet; the MTUs are codes with a ``bytes`` property.
-    """
-
-    state: PortState
-    max_mtu: MTU
-    active_mtu: MTU
-    gid_tbl_len: int
-    port_cap_flags: int
-    max_msg_sz: int
-    bad_pkey_cntr: int
-    qkey_viol_cntr: int
-    pkey_tbl_len: int
-    lid: int
-    sm_lid: int
-    lmc: int
-    max_vl_num: int
-    sm_sl: int
-    subnet_timeout: int
-    init_type_reply: int
-    active_width: int
-    active_speed: int
-    phys_state: int
-    link_layer: LinkLayer
-    flags: int
-
-    @property
-    def grh_required(self) -> bool:
-        """Whether every address vector needs a global route: on Ethernet, and where the port says so."""
-        return self.link_layer == LinkLayer.ETHERNET or bool(self.flags & lib.IBV_QPF_GRH_REQUIRED)
-
-
-_CONVERT: dict[str, Callable[[Any], object]] = {
-    "fw_ver": lambda raw: ffi.string(raw).decode(),
-    "node_guid": lambda raw: _host_order(raw),
-    "sys_image_guid": lambda raw: _host_order(raw),
-    "atomic_cap": AtomicCap,
-    "state": PortState,
-    "max_mtu": MTU,
-    "active_mtu": MTU,
-    "link_layer": LinkLayer,
-}
-
-
-def _host_order(guid: int) -> int:
-    """Turn a big-endian 64-bit member into an integer of this host."""
-    return int.from_bytes(guid.to_bytes(8, sys.byteorder), "big")
-
-
-def _read_struct(cls: type[_T], struct: CData) -> _T:
-    """Fill a dataclass from the struct members of the same names."""
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: _CONVERT.get(name, int)(getattr(struct, name)) for name in names})
 
 
 @contextmanager
@@ -171,9 +60,9 @@ def devices() -> list[DeviceInfo]:
         return [
             DeviceInfo(
                 _name_of(device),
-                NodeType(device.node_type),
-                TransportType(device.transport_type),
-                _host_order(lib.ibv_get_device_guid(device)),
+                known(NodeType, device.node_type),
+                known(TransportType, device.transport_type),
+                host_order(lib.ibv_get_device_guid(device)),
             )
             for device in found
         ]
@@ -190,28 +79,38 @@ def open_device(name: str | None = None) -> Context:
     """
     if name is not None:
         return Context(name)
-    seen = []
+    seen: list[str] = []
+    refusal: VerbsOSError | None = None
     for info in sorted(devices(), key=lambda info: info.transport_type == TransportType.IWARP):
-        context = Context(info.name)
+        try:
+            context = Context(info.name)
+        except DeviceNotFoundError:
+            continue  # it went away meanwhile
+        except VerbsOSError as error:  # one that may not be opened must not hide the others
+            refusal = refusal or error
+            seen.append(f"{info.name} cannot be opened ({error})")
+            continue
         try:
             if context.active_port() is not None:
                 return context
+            seen.append(context.describe_ports())
         except BaseException:
             context.close()
             raise
-        seen.append(context.describe_ports())
         context.close()
+    if refusal is not None and len(seen) == 1:
+        raise refusal
     if seen:
         raise DeviceNotFoundError(
             f"no RDMA device has an ACTIVE port: {'; '.join(seen)}. Bring its link up (ip link set … up)"
-        )
+        ) from refusal
     raise DeviceNotFoundError(
         "this machine has no RDMA device: load its driver, or make a soft-RoCE one"
         " (modprobe rdma_rxe; rdma link add rxe0 type rxe netdev …)"
     )
 
 
-class Context(Resource):
+class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
     """An open device: the root of every other object.
 
     Closing it closes all that was made from it, youngest first.
@@ -233,8 +132,8 @@ class Context(Resource):
                 raise DeviceNotFoundError(f"no RDMA device is named {name!r}; the devices are: {listed}")
             device = check_ptr("ibv_open_device", lib.ibv_open_device(found[names.index(name)]))
         self.name = name
-        self.transport_type = TransportType(device.device.transport_type)
-        self._own(device, _close_device, label=f"Context of {name}")
+        self.transport_type = known(TransportType, device.device.transport_type)
+        self._own(device, close_device, label=f"Context of {name}")
         self._device_attr: DeviceAttr | None = None
 
     def __repr__(self) -> str:
@@ -245,10 +144,11 @@ class Context(Resource):
 
         Verb: ibv_query_device
         """
+        handle = self._handle
         if self._device_attr is None:
             raw = ffi.new("struct ibv_device_attr *")
-            check_rc("ibv_query_device", lib.ibv_query_device(self._handle, raw))
-            self._device_attr = _read_struct(DeviceAttr, raw)
+            check_rc("ibv_query_device", lib.ibv_query_device(handle, raw))
+            self._device_attr = read_struct(DeviceAttr, raw)
         return self._device_attr
 
     def check_port(self, port_num: int) -> int:
@@ -270,7 +170,7 @@ class Context(Resource):
         self.check_port(port_num)
         raw = ffi.new("struct ibv_port_attr *")
         check_rc("ibv_query_port", lib.ibv_query_port(self._handle, port_num, raw))
-        return _read_struct(PortAttr, raw)
+        return read_struct(PortAttr, raw)
 
     def active_port(self) -> int | None:
         """Return the number of the first ACTIVE port, or None."""
@@ -287,9 +187,9 @@ class Context(Resource):
 
         Verb: ibv_query_gid_table
         """
-        length = self.query_port(port_num).gid_tbl_len
+        port = self.query_port(port_num)
         if lib.PVL_HAS_GID_TABLE < 0:
-            return _gid_table_from_sysfs(Path(self._sysfs, "ports", str(port_num)), length)
+            return _gid_table_from_sysfs(Path(self._sysfs, "ports", str(port_num)), port)
         # The verb lists the rows of all ports at once.
         room = sum(self.query_port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1))
         rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
@@ -298,7 +198,7 @@ class Context(Resource):
             GidEntry(
                 row.gid_index,
                 parse_gid(bytes(row.gid.raw)),
-                GIDType(row.gid_type),
+                known(GIDType, row.gid_type),
                 row.ndev_ifindex,
                 _netdev_name(row.ndev_ifindex),
             )
@@ -326,6 +226,16 @@ class Context(Resource):
         """
         return cast("PD", self._make("PD"))
 
+    def open_xrcd(self, fd: int | None = None, oflags: int = os.O_CREAT) -> XRCD:
+        """Open an XRC domain, which processes may share by a file; without one it is this process's own.
+
+        Raises:
+            UnsupportedError: the device has no XRC.
+
+        Verb: ibv_open_xrcd
+        """
+        return cast("XRCD", self._make("XRCD", fd, oflags))
+
     def create_comp_channel(self) -> CompChannel:
         """Make a completion channel: a descriptor that becomes readable when an armed CQ has completions.
 
@@ -348,7 +258,8 @@ class Context(Resource):
         return str(ffi.string(self._handle.device.ibdev_path).decode())
 
 
-def _close_device(handle: CData) -> None:
+def close_device(handle: CData) -> None:
+    """Close a context."""
     check_neg("ibv_close_device", lib.ibv_close_device(handle))
 
 
@@ -360,16 +271,32 @@ def _netdev_name(ifindex: int) -> str:
         return ""
 
 
-def _gid_table_from_sysfs(port: Path, length: int) -> list[GidEntry]:
+def _netdev_index(name: str) -> int:
+    """Find the number of a network interface; 0 where it is gone or in another namespace."""
+    try:
+        return socket.if_nametoindex(name) if name else 0
+    except OSError:
+        return 0
+
+
+def _gid_table_from_sysfs(folder: Path, port: PortAttr) -> list[GidEntry]:
     """Read the table as rdma-core did before it had a verb for it."""
-    types = {"IB/RoCE v1": GIDType.ROCE_V1, "RoCE v2": GIDType.ROCE_V2}
+    # One name for two things, which the link layer tells apart.
+    first = GIDType.ROCE_V1 if port.link_layer == LinkLayer.ETHERNET else GIDType.IB
     rows = []
-    for index in range(length):
-        try:
-            gid = parse_gid((port / "gids" / str(index)).read_text().strip())
-            kind = types.get((port / "gid_attrs" / "types" / str(index)).read_text().strip(), GIDType.IB)
-            netdev = (port / "gid_attrs" / "ndevs" / str(index)).read_text().strip()
-        except OSError:
-            continue  # the kernel refuses to read the attributes of an empty row
-        rows.append(GidEntry(index, gid, kind, socket.if_nametoindex(netdev), netdev))
+    for index in range(port.gid_tbl_len):
+        gid = parse_gid(_read(folder / "gids" / str(index)) or "::")
+        if int(gid) == 0:
+            continue
+        kind = GIDType.ROCE_V2 if _read(folder / "gid_attrs" / "types" / str(index)) == "RoCE v2" else first
+        netdev = _read(folder / "gid_attrs" / "ndevs" / str(index))
+        rows.append(GidEntry(index, gid, kind, _netdev_index(netdev), netdev))
     return rows
+
+
+def _read(path: Path) -> str:
+    """Read a line of sysfs; empty where the kernel refuses, as for the attributes of empty rows and of InfiniBand."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -18,6 +18,7 @@
     ├─ WaitTimeout (TimeoutError)     says whether the transfer may still complete
     └─ HandshakeError (ConnectionError)
        ├─ PeerProtocolError, PeerClosedError, AuthenticationError
+       ├─ CMError                     an error event of librdmacm: .event .status .private_data; one subclass per event
        └─ HandshakeTimeout (TimeoutError)
 """
 
@@ -32,6 +33,14 @@ __all__ = [
     "AuthenticationError",
     "BadResponseError",
     "BusyError",
+    "CMAddressError",
+    "CMConnectError",
+    "CMDeviceRemovedError",
+    "CMError",
+    "CMMulticastError",
+    "CMRejectedError",
+    "CMRouteError",
+    "CMUnreachableError",
     "ClosedError",
     "CompletionError",
     "DeviceNotFoundError",
@@ -210,6 +219,58 @@ class AuthenticationError(HandshakeError):
 
 class HandshakeTimeout(HandshakeError, TimeoutError):
     """The exchange was not over before its deadline."""
+
+
+class CMError(HandshakeError):
+    """The connection manager reported, by an event, that a step failed; the ``CMID`` can then only be closed.
+
+    Attributes:
+        event: the ``CMEventType``.
+        status: what came with it: a negative errno, or for ``REJECTED`` on InfiniBand and RoCE the reason's number.
+        private_data: what the peer sent along, as it arrived: InfiniBand and RoCE fill it up with zeros.
+
+    """
+
+    #: Name of the event -> class; filled as the subclasses below are defined.
+    by_event: ClassVar[dict[str, type[CMError]]] = {}
+
+    def __init_subclass__(cls, *, event: str) -> None:
+        CMError.by_event[event] = cls
+
+    def __init__(self, message: str, *, event: object, status: int, private_data: bytes = b"", operation: str) -> None:
+        super().__init__(message)
+        self.event = event
+        self.status = status
+        self.private_data = private_data
+        self.operation = operation
+
+
+class CMAddressError(CMError, event="ADDR_ERROR"):
+    """The address belongs to no RDMA device and is reached through none, or did not answer."""
+
+
+class CMRouteError(CMError, event="ROUTE_ERROR"):
+    """No path to the address was found."""
+
+
+class CMUnreachableError(CMError, event="UNREACHABLE"):
+    """The peer's connection manager does not answer, or the peer did not go on."""
+
+
+class CMRejectedError(CMError, event="REJECTED"):
+    """Nobody listens there, or who listens refused; ``private_data`` is what it said."""
+
+
+class CMConnectError(CMError, event="CONNECT_ERROR"):
+    """The connection could not be made, for a reason on this side or of the protocol."""
+
+
+class CMDeviceRemovedError(CMError, event="DEVICE_REMOVAL"):
+    """The device went away; everything on it has to be closed."""
+
+
+class CMMulticastError(CMError, event="MULTICAST_ERROR"):
+    """The multicast group could not be joined, or the membership was lost."""
 
 
 class CompletionError(VerbsError, OSError):

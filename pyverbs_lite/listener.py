@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,16 +10,21 @@ from types import TracebackType
 
 from typing_extensions import Self, Unpack
 
-from ._args import Deadline, check_int
+from ._args import Deadline
 from ._buffer import Memory
 from ._control import Control
-from ._establish import Settings, establish
+from ._establish import establish
 from ._options import Options, Tuning
+from ._settings import Settings, check_buffers
+from ._tcp import address_text, bind_tcp
 from .connection import Connection
 from .device import Context
 from .errors import ClosedError, WaitTimeout
 
 __all__ = ["Listener", "listen"]
+
+#: One sleep of accept(), in seconds.
+_SLICE = 0.2
 
 
 class Listener:
@@ -35,7 +41,10 @@ class Listener:
         self._settings = settings
         self._buffers = dict(buffers)
         self._timeout = timeout
-        self.host, self.port = str(sock.getsockname()[0]), int(sock.getsockname()[1])
+        self._closing = False
+        sock.setblocking(False)
+        address = sock.getsockname()
+        self.host, self.port = address_text(address), int(address[1])
 
     def __repr__(self) -> str:
         return f"<Listener on {self.host} port {self.port}{' (closed)' if self.closed else ''}>"
@@ -60,19 +69,28 @@ class Listener:
             ClosedError: the listener is closed.
         """
         deadline = Deadline(timeout)
-        if self.closed:
-            raise ClosedError(f"{self!r} cannot accept")
-        self._socket.settimeout(None if timeout is None else max(deadline.left, 1e-3))
-        try:
-            sock, _ = self._socket.accept()
-        except TimeoutError as error:
-            raise WaitTimeout(f"nobody connected within {timeout} s", "accept") from error
-        except OSError as error:
-            if self.closed:
-                raise ClosedError(f"{self!r} was closed") from error
-            raise
+        control = Control(self._next(deadline))
         limit = deadline.sooner(self._timeout)
-        return Connection(establish(Control(sock), self._settings, self._buffers, limit, accepting=True))
+        return Connection(establish(control, self._settings, self._buffers, limit, accepting=True))
+
+    def _next(self, deadline: Deadline) -> socket.socket:
+        """Wait for somebody to connect; several threads may."""
+        while (fd := self.fileno()) >= 0:
+            # The socket never blocks, so that each thread has its own deadline, and a client that is gone again holds
+            # up nobody. In slices, because the descriptor of a socket that was closed may soon be another file's.
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(int(deadline.at_most(_SLICE) * 1000) + 1)
+            try:
+                return self._socket.accept()[0]
+            except (BlockingIOError, ConnectionAbortedError):
+                if deadline.expired and not self.closed:
+                    raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept") from None
+            except OSError:
+                if not self._closing:
+                    raise
+                break
+        raise ClosedError(f"{self!r} cannot accept")
 
     @property
     def closed(self) -> bool:
@@ -82,6 +100,7 @@ class Listener:
     def close(self) -> None:
         """Stop listening; connections that were accepted go on. Safe to call again, and from another thread."""
         if not self.closed:
+            self._closing = True
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in accept()
             self._socket.close()
@@ -112,16 +131,18 @@ def listen(
     """Listen on a TCP address for peers that call ``connect``.
 
     Args:
-        host: the address to bind; only that one. ``""`` binds every address.
+        host: the address to bind; only that one. ``""`` binds every address, IPv4 and IPv6.
         port: the TCP port; 0 takes a free one, see ``Listener.port``.
         timeout: seconds for one peer's handshake.
         buffers: name -> buffer: every peer has them from the start.
+        backlog: how many may be waiting for ``accept``.
 
     The others are those of ``connect``.
 
     Raises:
         OSError: the address cannot be bound.
-        TypeError, ValueError: an option is out of its range.
+        DeviceNotFoundError: no device has that name.
+        TypeError, ValueError, BufferError: an option or a buffer is not what it must be.
     """
     settings = Settings(
         device=device,
@@ -132,9 +153,7 @@ def listen(
         options=Options(**tuning),
     )
     Deadline(timeout)  # refuse a bad one here rather than at the first accept()
-    check_int("port", port, 0, 65535)
-    family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
-    sock = socket.create_server(address, family=family, backlog=backlog, reuse_port=False)
-    return Listener(sock, settings, buffers or {}, timeout)
+    named = check_buffers(buffers)
+    if isinstance(device, str):
+        Context(device).close()
+    return Listener(bind_tcp(host, port, backlog), settings, named, timeout)

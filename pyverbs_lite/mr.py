@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NoReturn
+
+from ._access import pin
 from ._buffer import Memory, Pinned
 from ._check import check_ptr, check_rc
+from ._rereg import Reregistration
 from ._resource import Resource
 from .enums import AccessFlags
-from .errors import BusyError
+from .errors import BusyError, StateError, VerbsOSError
 from .ffi import CData, ffi, lib
 from .pd import PD
 from .remote import slice_range
 
 __all__ = ["MR", "MRSlice"]
-
-_REMOTE_WRITERS = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-_WRITERS = AccessFlags.LOCAL_WRITE | _REMOTE_WRITERS
 
 
 class MRSlice:
@@ -38,6 +40,15 @@ class MRSlice:
         return self.mr.lkey
 
     @property
+    def rkey(self) -> int:
+        """The remote key of the region."""
+        return self.mr.rkey
+
+    @property
+    def _host_addr(self) -> int | None:
+        return None if self.mr._host_addr is None else self.mr._host_addr + self.offset
+
+    @property
     def view(self) -> memoryview:
         """The range's bytes."""
         return self.mr.view[self.offset : self.offset + self.length]
@@ -49,17 +60,20 @@ class MRSlice:
         start, stop = slice_range(key, self.length, "this slice of a memory region")
         return MRSlice(self.mr, self.offset + start, stop - start)
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self.mr.__reduce_ex__(protocol)  # says why not, and what to send instead
+
     def __repr__(self) -> str:
         return f"<{self.length} bytes at offset {self.offset} of {self.mr!r}>"
 
 
-class MR(Resource):
+class MR(Reregistration):
     """A registered buffer; it exports the buffer until closed, so a ``bytearray`` cannot be resized under it.
 
     ``mr[a:b]`` is a bounds-checked ``MRSlice``. Make one with ``PD.reg_mr`` or ``PD.alloc``.
 
     Attributes:
-        addr, length: the range, in bytes.
+        addr, length: the range as SGEs and the peer name it, in bytes.
         lkey, rkey: the keys; only the rkey is ever for the peer.
         access: the flags it was registered with.
 
@@ -67,35 +81,60 @@ class MR(Resource):
     """
 
     def __init__(self, pd: PD, buffer: Memory, access: AccessFlags | None = None) -> None:
-        pinned = Pinned(buffer, writable=bool(access and access & _WRITERS), what="a buffer to register")
+        pinned, access = pin(buffer, access)
         try:
-            if not pinned.nbytes:
-                raise ValueError("an empty buffer cannot be registered: it has no memory")
-            if access is None:
-                access = AccessFlags(0) if pinned.readonly else AccessFlags.LOCAL_WRITE
-            access = AccessFlags(access)
-            if access & _REMOTE_WRITERS and not access & AccessFlags.LOCAL_WRITE:
-                raise ValueError(f"{access!r} needs LOCAL_WRITE as well: who lets the peer write must be able to write")
             address = ffi.cast("void *", pinned.addr)
             handle = check_ptr("ibv_reg_mr", lib.ibv_reg_mr(pd._handle, address, pinned.nbytes, access))
         except BaseException:
             pinned.release()
             raise
+        addr = 0 if access & AccessFlags.ZERO_BASED else pinned.addr
+        self._adopt(pd, handle, addr, pinned.nbytes, access, pinned=pinned)
+
+    def _adopt(
+        self,
+        pd: PD,
+        handle: CData,
+        addr: int,
+        length: int,
+        access: AccessFlags,
+        *,
+        pinned: Pinned | None = None,
+        parents: tuple[Resource, ...] = (),
+        destroy: Callable[[CData], None] | None = None,
+    ) -> None:
+        """Become the owner of a registration; what it covers need not be memory of this process."""
         self.pd = pd
         self.access = access
-        self.addr = pinned.addr
-        self.length = pinned.nbytes
+        self.addr = addr
+        self.length = length
         self.lkey: int = handle.lkey
         self.rkey: int = handle.rkey
         self._pinned = pinned
+        #: Requests that use this region: numbers of those posted by a QP, and a count of a connection's.
+        self._holders: set[int] = set()
         self._in_flight = 0
-        self._own(handle, _Deregister(pinned), pd, label=f"MR of {pinned.nbytes} bytes")
+        #: Memory windows that may be bound to it: their serial numbers.
+        self._windows: set[int] = set()
+        self._destroy = _Deregister(self, destroy or _dereg_mr)
+        self._own(handle, self._destroy, *(parents or (pd,)), label=f"{type(self).__name__} of {length} bytes")
 
     @property
     def view(self) -> memoryview:
-        """The memory as a flat memoryview of bytes."""
+        """The memory as a flat memoryview of bytes.
+
+        Raises:
+            StateError: it is no memory of this process: device memory, a dma-buf, another process's.
+        """
         self._handle  # noqa: B018 - a closed region has no view
+        if self._pinned is None:
+            raise StateError(f"{self!r} is no memory of this process, so there is nothing to view")
         return self._pinned.view
+
+    @property
+    def _host_addr(self) -> int | None:
+        """Where the memory is in this process, which need not be what SGEs call it; None where it is not."""
+        return None if self._pinned is None else self._pinned.addr
 
     def __len__(self) -> int:
         return self.length
@@ -105,24 +144,49 @@ class MR(Resource):
         return MRSlice(self, start, stop - start)
 
     def __repr__(self) -> str:
-        return f"<MR of {self.length} bytes{' (closed)' if self.closed else ''}>"
+        return f"<{type(self).__name__} of {self.length} bytes{' (closed)' if self.closed else ''}>"
 
     def _before_destroy(self) -> None:
-        if self._in_flight:
-            raise BusyError(
-                f"{self!r} is used by {self._in_flight} request(s) in flight: wait for their completions, or close"
-                " their QP, before deregistering it"
-            )
+        if used := self._in_flight + len(self._holders):
+            raise _busy(self.length, used)
+
+
+def _busy(length: int, used: int) -> BusyError:
+    return BusyError(
+        f"the MR of {length} bytes is used by {used} request(s) in flight: wait for their completions, or close their"
+        " QP, before deregistering it"
+    )
 
 
 class _Deregister:
     """Destroys the handle and lets the buffer go; holds no reference to the MR, so that it can be a finaliser's."""
 
-    __slots__ = ("pinned",)
+    __slots__ = ("call", "holders", "length", "pinned", "windows")
 
-    def __init__(self, pinned: Pinned) -> None:
-        self.pinned = pinned
+    def __init__(self, mr: MR, call: Callable[[CData], None]) -> None:
+        self.call = call
+        self.pinned = [mr._pinned] if mr._pinned is not None else []
+        self.length = mr.length
+        self.holders = mr._holders
+        self.windows = mr._windows
 
     def __call__(self, handle: CData) -> None:
-        check_rc("ibv_dereg_mr", lib.ibv_dereg_mr(handle))
-        self.pinned.release()
+        # Asked again now that the region counts as closed: a thread that posts enters itself first, and then looks
+        # whether the region is open, so one of the two gives way.
+        if self.holders:
+            raise _busy(self.length, len(self.holders))
+        try:
+            self.call(handle)
+        except VerbsOSError as error:
+            if not self.windows:
+                raise
+            raise BusyError(
+                f"the MR of {self.length} bytes cannot be deregistered ({error}), and {len(self.windows)} memory"
+                " window(s) may be bound to it: invalidate, unbind or close them first"
+            ) from error
+        while self.pinned:
+            self.pinned.pop().release()
+
+
+def _dereg_mr(handle: CData) -> None:
+    check_rc("ibv_dereg_mr", lib.ibv_dereg_mr(handle))

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, cast
 from ._args import check_int
 from ._buffer import Memory
 from ._check import check_ptr, check_rc
-from ._resource import Resource
+from ._factories import PDFactories
 from .device import Context
 from .enums import AccessFlags
 from .ffi import CData, lib
 
 if TYPE_CHECKING:
+    from .ah import AH
+    from .attr import AHAttr
     from .mr import MR
     from .qp import QP, QPInitAttr
+    from .srq import SRQ, SRQInitAttr
 
 __all__ = ["PD"]
 
 
-class PD(Resource):
+class PD(PDFactories):
     """A protection domain: QPs reach only memory regions of their own.
 
     Verb: ibv_alloc_pd
@@ -29,7 +32,7 @@ class PD(Resource):
     def __init__(self, context: Context) -> None:
         self.context = context
         handle = check_ptr("ibv_alloc_pd", lib.ibv_alloc_pd(context._handle))
-        self._own(handle, _dealloc_pd, context, label=f"PD of {context.name}")
+        self._own(handle, dealloc_pd, context, label=f"PD of {context.name}")
 
     def reg_mr(self, buffer: Memory, access: AccessFlags | None = None) -> MR:
         """Register a buffer's own memory, which then cannot move until the region is closed.
@@ -53,7 +56,9 @@ class PD(Resource):
 
         Verb: ibv_reg_mr
         """
-        return self.reg_mr(mmap.mmap(-1, check_int("nbytes", nbytes, 1, 1 << 62)), access)
+        # Shared, so that a fork does not turn pinned pages into copies; populated, because pinning touches all anyway.
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        return self.reg_mr(mmap.mmap(-1, check_int("nbytes", nbytes, 1, 1 << 62), flags), access)
 
     def create_qp(self, init_attr: QPInitAttr) -> QP:
         """Make a queue pair, in RESET.
@@ -62,10 +67,33 @@ class PD(Resource):
             ValueError: a depth or a count is outside what the device allows.
             VerbsOSError: the verb refused.
 
-        Verb: ibv_create_qp
+        Verb: ibv_create_qp, ibv_create_qp_ex
         """
         return cast("QP", self._make("QP", init_attr))
 
+    def create_srq(self, init_attr: SRQInitAttr) -> SRQ:
+        """Make a shared receive queue, which several QPs take their receives from.
 
-def _dealloc_pd(handle: CData) -> None:
+        Raises:
+            ValueError: a size is outside what the device allows, or what the type needs is missing.
+            UnsupportedError: the device has no SRQ of this type.
+
+        Verb: ibv_create_srq, ibv_create_srq_ex
+        """
+        return cast("SRQ", self._make("SRQ", init_attr))
+
+    def create_ah(self, attr: AHAttr) -> AH:
+        """Make an address handle, which a datagram is sent by; ``AH.from_wc`` makes one to answer with.
+
+        Raises:
+            ValueError: a member is out of range, or missing for this port.
+            VerbsOSError: the verb refused, on RoCE also where no route leads to the address.
+
+        Verb: ibv_create_ah
+        """
+        return cast("AH", self._make("AH", attr))
+
+
+def dealloc_pd(handle: CData) -> None:
+    """Destroy a protection domain."""
     check_rc("ibv_dealloc_pd", lib.ibv_dealloc_pd(handle))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -93,3 +95,11 @@ def in_thread(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[
         return outcome["result"]
 
     return result
+
+
+def counts() -> dict[str, int]:
+    """Count what must not pile up: this process's descriptors, and the kernel's objects of the device."""
+    shown = subprocess.run(["rdma", "resource", "show", "rxe0"], capture_output=True, text=True, check=True).stdout
+    words = shown.split()
+    kernel = {kind: int(words[words.index(kind) + 1]) for kind in ("pd", "cq", "qp", "mr", "ctx")}
+    return {**kernel, "fd": len(os.listdir("/proc/self/fd"))}

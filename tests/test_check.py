@@ -2,11 +2,12 @@
 
 import errno
 import resource
+from types import SimpleNamespace
 
 import pytest
 
 from pyverbs_lite import _check
-from pyverbs_lite._check import check_neg, check_ptr, check_rc, os_error
+from pyverbs_lite._check import check_neg, check_ptr, check_rc, os_error, require
 from pyverbs_lite.errors import QueueFullError, RouteError, UnsupportedError, VerbsOSError
 from pyverbs_lite.ffi import ffi
 
@@ -172,3 +173,18 @@ def test_memlock_shows_the_real_limit():
     assert ("unlimited" if soft == resource.RLIM_INFINITY else f"{soft} bytes") in str(
         os_error("ibv_reg_mr", errno.ENOMEM)
     )
+
+
+# What the headers of the build are too old for
+
+
+def test_require(monkeypatch):
+    monkeypatch.setattr(_check, "lib", SimpleNamespace(PVL_HAS_OLD=31, PVL_HAS_NEW=-45))
+    require("OLD", "ibv_set_ece")
+    with pytest.raises(UnsupportedError) as caught:
+        require("NEW", "ibv_wr_flush")
+    assert (caught.value.errno, caught.value.operation) == (errno.EOPNOTSUPP, "ibv_wr_flush")
+    wanted = "(Operation not supported): needs rdma-core 45 or newer; this build was made against an older one"
+    assert str(caught.value).endswith(wanted)
+    with pytest.raises(AttributeError, match="PVL_HAS_MISSPELT"):
+        require("MISSPELT", "ibv_open_device")

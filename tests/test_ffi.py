@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,44 +36,88 @@ def _load(path, name, **options):
 
 build_verbs = _load(ROOT / "build_verbs.py", "build_verbs")
 DECLARATIONS = build_verbs.read_cdef(ROOT)
-SECTIONS = build_verbs.sections(DECLARATIONS)
+FEATURES = build_verbs.features(DECLARATIONS)
+EVERYTHING = {feature.name for feature in FEATURES}
 
 
 # Declarations
 
 
-def test_every_section_is_read():
-    assert len(SECTIONS) == DECLARATIONS.count("//: since") == DECLARATIONS.count("//: end")
-    assert len({section.name for section in SECTIONS}) == len(SECTIONS) > 0
-    for section in SECTIONS:
-        assert section.since > 28
-        assert section.probe
-        assert section.body.strip()
+def test_every_feature_is_read():
+    assert len(FEATURES) == DECLARATIONS.count("//: since") == len(EVERYTHING) > 0
+    for feature in FEATURES:
+        assert 28 < feature.since < 100
+        assert feature.probe
 
 
-def test_sections_are_kept_or_dropped_and_always_flagged():
-    names = {section.name for section in SECTIONS}
-    for present in (set(), names):
-        text = build_verbs.resolve(DECLARATIONS, present)
-        FFI().cdef(text)  # still C
-        for section in SECTIONS:
-            assert (section.body in text) is (section.name in present)
-            assert f"#define PVL_HAS_{section.name} ...\n" in text
+def test_marks_match():
+    marks = [line.strip() for line in DECLARATIONS.splitlines() if line.strip().startswith("//:")]
+    assert len(marks) == 2 * marks.count("//: end")
+    assert {mark.split()[2] for mark in marks if mark.startswith("//: with ")} <= EVERYTHING
+
+
+NESTED = """\
+int always(void);
+enum e { A,
+//: since 40 NEW probe_new
+    B,
+    //: with NEWER
+    C,
+    //: end
+//: end
+...};
+//: since 50 NEWER probe(newer)
+int newer(void);
+//: end
+"""
+
+
+@pytest.mark.parametrize(
+    ("present", "kept"),
+    [
+        (set(), "int always(void);enum e { A,...};"),
+        ({"NEW"}, "int always(void);enum e { A,    B,...};"),
+        ({"NEWER"}, "int always(void);enum e { A,...};int newer(void);"),
+        ({"NEW", "NEWER"}, "int always(void);enum e { A,    B,    C,...};int newer(void);"),
+    ],
+)
+def test_sections_are_kept_or_dropped(present, kept):
+    assert build_verbs.features(NESTED) == [("NEW", 40, "probe_new"), ("NEWER", 50, "probe(newer)")]
+    resolved = build_verbs.resolve(NESTED, present)
+    assert resolved.replace("\n", "") == kept + "#define PVL_HAS_NEW ...#define PVL_HAS_NEWER ..."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("//: end\n", "not a mark that belongs here: //: end"),
+        ("//: since ever X x\n//: end\n", "not a mark that belongs here: //: since ever X x"),
+        ("//: with X\nint x;\n", "sections without an end: X"),
+    ],
+)
+def test_wrong_marks(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build_verbs.resolve(text, set())
+
+
+@pytest.mark.parametrize("version", sorted({28, *(feature.since for feature in FEATURES)}))
+def test_declarations_are_c_for_every_version(version):
+    text = build_verbs.resolve(DECLARATIONS, {feature.name for feature in FEATURES if feature.since <= version})
+    FFI().cdef(text)
+    for feature in FEATURES:
+        assert f"#define PVL_HAS_{feature.name} ...\n" in text
 
 
 def test_flags_in_c():
-    names = {section.name for section in SECTIONS}
-    for present, sign in ((set(), "-"), (names, "")):
+    for present, sign in ((set(), "-"), (EVERYTHING, "")):
         source = build_verbs.c_source(ROOT, DECLARATIONS, present)
-        for section in SECTIONS:
-            assert f"#define PVL_HAS_{section.name} {sign}{section.since}\n" in source
+        for feature in FEATURES:
+            assert f"#define PVL_HAS_{feature.name} {sign}{feature.since}\n" in source
 
 
 def test_flags_of_the_compiled_module():
     flags = {name.removeprefix("PVL_HAS_"): getattr(lib, name) for name in dir(lib) if name.startswith("PVL_HAS_")}
-    assert set(flags) == {section.name for section in SECTIONS}
-    for section in SECTIONS:
-        assert abs(flags[section.name]) == section.since
+    assert {name: abs(value) for name, value in flags.items()} == {f.name: f.since for f in FEATURES}
 
 
 def test_layouts_are_left_to_the_compiler():
@@ -111,14 +156,18 @@ def test_the_stub_is_current():
 
 
 def test_what_the_stub_promises_is_there():
-    absent = "".join(section.body for section in SECTIONS if getattr(lib, f"PVL_HAS_{section.name}") < 0)
+    present = {feature.name for feature in FEATURES if getattr(lib, f"PVL_HAS_{feature.name}") > 0}
+    here = set(re.findall(r"\w+", build_verbs.resolve(DECLARATIONS, present)))
     lines = build_verbs.stub(ROOT).split("class Lib:")[1]
-    functions = [name for name in re.findall(r"^    def (\w+)\(self", lines, re.M) if name not in absent]
-    constants = [name for name in re.findall(r"^    (\w+): Final\[int\]", lines, re.M) if name not in absent]
-    assert len(functions) > 20
-    assert len(constants) > 100
+    functions = [name for name in re.findall(r"^    def (\w+)\(self", lines, re.M) if name in here]
+    constants = [name for name in re.findall(r"^    (\w+): Final\[int\]", lines, re.M) if name in here]
+    pointers = [name for name in re.findall(r"^    (\w+): Final\[CData\]", lines, re.M) if name in here]
+    assert len(functions) > 200
+    assert len(constants) > 400
+    assert pointers == ["IBV_ALLOCATOR_USE_DEFAULT"]
     assert [name for name in functions if not callable(getattr(lib, name, None))] == []
     assert [name for name in constants if not isinstance(getattr(lib, name, None), int)] == []
+    assert [name for name in pointers if not isinstance(getattr(lib, name, None), CData)] == []
 
 
 def test_stub_on_the_command_line(tmp_path):
@@ -243,13 +292,54 @@ def test_missing_compiler(command):
         command("/nonexistent/cc").build_extension(extension())
 
 
+PROBES = {
+    "FUNCTION": "ibv_open_device",
+    "MEMBER": "sizeof(((struct ibv_port_attr *)0)->link_layer)",
+    "ENUMERATOR": "IBV_WC_SUCCESS",
+    "CALL": "ibv_inc_rkey(1)",
+    "NO_FUNCTION": "ibv_of_the_next_century",
+    "NO_CALL": "ibv_of_the_next_century(1)",
+    "NO_MEMBER": "sizeof(((struct ibv_port_attr *)0)->of_the_next_century)",
+    "NO_STRUCT": "sizeof(struct ibv_of_the_next_century)",
+}
+
+
+def probe(command):
+    wanted = [build_verbs.Feature(name, 99, text) for name, text in PROBES.items()]
+    return command.present(wanted, extension())
+
+
 @needs_compiler
 def test_probes(command):
+    assert probe(command("cc")) == {"FUNCTION", "MEMBER", "ENUMERATOR", "CALL"}
+    assert command("cc").present([], extension()) == set()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "cat >/dev/null",  # says nothing: every probe is tried by itself
+        "head -n 1",  # says it of the first only, as a compiler that stops at the first error
+        "sed 's/.*probe\\.c:/probe.c:/'",
+    ],
+)
+def test_probes_with_compilers_that_say_little(command, tmp_path, complaint):
+    compiler = tmp_path / "cc"
+    said = tmp_path / "said"
+    compiler.write_text(
+        f"#!/bin/sh\ncc \"$@\" 2>'{said}'; code=$?\ngrep error: '{said}' | {complaint} >&2\nexit $code\n"
+    )
+    compiler.chmod(0o755)
+    assert probe(command(str(compiler))) == {"FUNCTION", "MEMBER", "ENUMERATOR", "CALL"}
+
+
+@needs_compiler
+def test_probing_is_quick(command):
     cc = command("cc")
-    assert cc._compiles("0", extension())
-    assert cc._compiles("ibv_open_device", extension())
-    assert not cc._compiles("ibv_of_the_next_century", extension())
-    assert not cc._compiles("sizeof(((struct ibv_port_attr *)0)->of_the_next_century)", extension())
+    start = time.monotonic()
+    cc.present(FEATURES, extension())
+    assert time.monotonic() - start < 3
 
 
 @needs_compiler

@@ -9,13 +9,28 @@ enum ibv_wc_status {
 };
 enum ibv_wc_opcode {
     IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_BIND_MW,
-    IBV_WC_LOCAL_INV, IBV_WC_TSO, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_TM_ADD, IBV_WC_TM_DEL,
-    IBV_WC_TM_SYNC, IBV_WC_TM_RECV, IBV_WC_TM_NO_TAG, IBV_WC_DRIVER1, ...
+    IBV_WC_LOCAL_INV, IBV_WC_TSO,
+//: with FLUSH
+    IBV_WC_FLUSH,
+//: end
+//: with ATOMIC_WRITE
+    IBV_WC_ATOMIC_WRITE,
+//: end
+    IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_TM_ADD, IBV_WC_TM_DEL,
+    IBV_WC_TM_SYNC, IBV_WC_TM_RECV, IBV_WC_TM_NO_TAG, IBV_WC_DRIVER1,
+//: since 36 WC_DRIVER2 IBV_WC_DRIVER2
+    IBV_WC_DRIVER2,
+//: end
+//: since 37 WC_DRIVER3 IBV_WC_DRIVER3
+    IBV_WC_DRIVER3,
+//: end
+    ...
 };
 enum ibv_wc_flags {
     IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_INV, IBV_WC_TM_SYNC_REQ, IBV_WC_TM_MATCH,
     IBV_WC_TM_DATA_VALID, ...
 };
+#define IBV_WC_IP_CSUM_OK_SHIFT ...
 
 /* The union of imm_data (big-endian) and invalidated_rkey (host order) is anonymous in C. */
 struct ibv_wc {
@@ -50,6 +65,22 @@ struct ibv_cq {
     void *cq_context;
     uint32_t handle;
     int cqe;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    uint32_t comp_events_completed;
+    uint32_t async_events_completed;
+    ...;
+};
+
+enum ibv_cq_attr_mask { IBV_CQ_ATTR_MODERATE, IBV_CQ_ATTR_RESERVED, ... };
+struct ibv_moderate_cq {
+    uint16_t cq_count;
+    uint16_t cq_period;
+    ...;
+};
+struct ibv_modify_cq_attr {
+    uint32_t attr_mask;
+    struct ibv_moderate_cq moderate;
     ...;
 };
 
@@ -58,6 +89,8 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context);
 int ibv_destroy_comp_channel(struct ibv_comp_channel *channel);
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
                              struct ibv_comp_channel *channel, int comp_vector);
+int ibv_resize_cq(struct ibv_cq *cq, int cqe);
+int ibv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 int ibv_destroy_cq(struct ibv_cq *cq);
 int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
 void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int nevents);

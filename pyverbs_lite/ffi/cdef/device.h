@@ -1,6 +1,10 @@
-/* Devices, contexts, ports, GIDs, P_Keys and asynchronous events. */
+/* Devices, their attributes, ports, GIDs and P_Keys. */
 union ibv_gid {
     uint8_t raw[16];
+    struct {
+        __be64 subnet_prefix;
+        __be64 interface_id;
+    } global;
     ...;
 };
 
@@ -22,6 +26,13 @@ enum ibv_device_cap_flags {
     IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_RC_IP_CSUM, IBV_DEVICE_RAW_IP_CSUM,
     IBV_DEVICE_MANAGED_FLOW_STEERING, ...
 };
+/* Above bit 31, so only in device_cap_flags_ex. */
+#define IBV_DEVICE_RAW_SCATTER_FCS ...
+#define IBV_DEVICE_PCI_WRITE_END_PADDING ...
+//: since 64 CC_DMA_BOUNCE IBV_DEVICE_CC_DMA_BOUNCE
+#define IBV_DEVICE_CC_DMA_BOUNCE ...
+//: end
+
 enum ibv_atomic_cap { IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB, ... };
 enum ibv_mtu { IBV_MTU_256, IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, ... };
 enum ibv_port_state {
@@ -32,12 +43,25 @@ enum ibv_port_state {
 #define IBV_LINK_LAYER_ETHERNET ...
 #define IBV_QPF_GRH_REQUIRED ...
 
-enum ibv_event_type {
-    IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_COMM_EST,
-    IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR, IBV_EVENT_DEVICE_FATAL,
-    IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE,
-    IBV_EVENT_SM_CHANGE, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_QP_LAST_WQE_REACHED,
-    IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE, IBV_EVENT_WQ_FATAL, ...
+enum ibv_port_cap_flags {
+    IBV_PORT_SM, IBV_PORT_NOTICE_SUP, IBV_PORT_TRAP_SUP, IBV_PORT_OPT_IPD_SUP, IBV_PORT_AUTO_MIGR_SUP,
+    IBV_PORT_SL_MAP_SUP, IBV_PORT_MKEY_NVRAM, IBV_PORT_PKEY_NVRAM, IBV_PORT_LED_INFO_SUP,
+    IBV_PORT_SYS_IMAGE_GUID_SUP, IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP, IBV_PORT_EXTENDED_SPEEDS_SUP,
+    IBV_PORT_CAP_MASK2_SUP, IBV_PORT_CM_SUP, IBV_PORT_SNMP_TUNNEL_SUP, IBV_PORT_REINIT_SUP,
+    IBV_PORT_DEVICE_MGMT_SUP, IBV_PORT_VENDOR_CLASS_SUP, IBV_PORT_DR_NOTICE_SUP,
+    IBV_PORT_CAP_MASK_NOTICE_SUP, IBV_PORT_BOOT_MGMT_SUP, IBV_PORT_LINK_LATENCY_SUP,
+    IBV_PORT_CLIENT_REG_SUP, IBV_PORT_IP_BASED_GIDS, ...
+};
+enum ibv_port_cap_flags2 {
+    IBV_PORT_SET_NODE_DESC_SUP, IBV_PORT_INFO_EXT_SUP, IBV_PORT_VIRT_SUP,
+    IBV_PORT_SWITCH_PORT_STATE_TABLE_SUP, IBV_PORT_LINK_WIDTH_2X_SUP, IBV_PORT_LINK_SPEED_HDR_SUP,
+//: since 39 PORT_NDR IBV_PORT_LINK_SPEED_NDR_SUP
+    IBV_PORT_LINK_SPEED_NDR_SUP,
+//: end
+//: since 49 PORT_XDR IBV_PORT_LINK_SPEED_XDR_SUP
+    IBV_PORT_LINK_SPEED_XDR_SUP,
+//: end
+    ...
 };
 
 struct ibv_device_attr {
@@ -106,9 +130,15 @@ struct ibv_port_attr {
     uint8_t phys_state;
     uint8_t link_layer;
     uint8_t flags;
+    uint16_t port_cap_flags2;
+//: since 49 ACTIVE_SPEED_EX sizeof(((struct ibv_port_attr *)0)->active_speed_ex)
+    uint32_t active_speed_ex;
+//: end
     ...;
 };
 
+#define IBV_SYSFS_NAME_MAX ...
+#define IBV_SYSFS_PATH_MAX ...
 struct ibv_device {
     enum ibv_node_type node_type;
     enum ibv_transport_type transport_type;
@@ -116,13 +146,6 @@ struct ibv_device {
     char dev_name[...];
     char dev_path[...];
     char ibdev_path[...];
-    ...;
-};
-struct ibv_context {
-    struct ibv_device *device;
-    int cmd_fd;
-    int async_fd;
-    int num_comp_vectors;
     ...;
 };
 
@@ -136,12 +159,15 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *device
 int ibv_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr);
 int ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid);
 int ibv_query_pkey(struct ibv_context *context, uint8_t port_num, int index, __be16 *pkey);
-int ibv_fork_init(void);
+int ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, __be16 pkey);
 const char *ibv_node_type_str(enum ibv_node_type node_type);
 const char *ibv_port_state_str(enum ibv_port_state port_state);
-const char *ibv_event_type_str(enum ibv_event_type event);
 
-//: since 33 GID_TABLE ibv_query_gid_table
+//: since 30 DEVICE_INDEX ibv_get_device_index
+int ibv_get_device_index(struct ibv_device *device);
+//: end
+
+//: since 32 GID_TABLE ibv_query_gid_table
 enum ibv_gid_type { IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ... };
 struct ibv_gid_entry {
     union ibv_gid gid;
@@ -155,4 +181,8 @@ int ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gi
                      struct ibv_gid_entry *entry, uint32_t flags);
 ssize_t ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
                             size_t max_entries, uint32_t flags);
+//: end
+
+//: since 62 PORT_SPEED ibv_query_port_speed
+int ibv_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *port_speed);
 //: end

@@ -6,13 +6,32 @@
 int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc, int max_wc,
              int64_t spin_ns, int64_t timeout_ns, int *got, int *woke);
 int pvl_set_nonblocking(int fd);
+int pvl_drain_events(struct ibv_comp_channel *channel);
 
-#define PVL_FREE ...
-#define PVL_PENDING ...
+struct pvl_event {
+    int taken;
+    int event_type;
+    uint64_t element;
+    uint32_t handle;
+    uint32_t number;
+};
+int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 
-struct pvl_slot {
+#define PVL_NO_SLOT ...
+#define PVL_STOPPED ...
+#define PVL_UNTIL_FEW ...
+#define PVL_UNTIL_ARRIVAL ...
+#define PVL_UNTIL_SLOT ...
+#define PVL_UNTIL_IDLE ...
+
+struct pvl_op {
+    uint32_t posted;
+    uint32_t done;
     int32_t status;
     uint32_t vendor_err;
+    uint64_t wr_id;
+    void *fetch;
+    uint64_t result;
 };
 struct pvl_arrival {
     uint32_t slot;
@@ -22,10 +41,16 @@ struct pvl_arrival {
     int32_t opcode;
 };
 struct pvl_engine {
+    int polling;
+    int over;
     int peer_fd;
     uint32_t send_slots;
     uint32_t in_flight;
-    struct pvl_slot *slots;
+    uint32_t free_count;
+    uint32_t max_inline;
+    uint32_t cell_size;
+    uint32_t cell_lkey;
+    uint64_t cell_addr;
     uint32_t recv_slots;
     uint32_t recv_posted;
     uint32_t recv_size;
@@ -38,16 +63,28 @@ struct pvl_engine {
     uint32_t cause_vendor_err;
     uint64_t cause_wr_id;
     uint32_t flushed;
-    int woke;
     ...;
 };
 
 struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_comp_channel *channel,
                                   uint32_t send_slots, uint32_t recv_slots);
 void pvl_engine_free(struct pvl_engine *engine);
-int pvl_post_recv(struct pvl_engine *engine, uint32_t slot);
-int pvl_take_arrival(struct pvl_engine *engine);
-int pvl_post_send(struct pvl_engine *engine, uint32_t slot, int opcode, unsigned int flags, uint64_t addr,
-                  uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
-                  uint64_t argument, uint64_t swap);
-int pvl_progress(struct pvl_engine *engine, int64_t spin_ns, int64_t timeout_ns);
+int pvl_post_ring(struct pvl_engine *engine);
+int pvl_take(struct pvl_engine *engine, uint64_t index);
+int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t spin_ns,
+                 int64_t timeout_ns);
+int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
+             uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, uint64_t argument,
+             uint64_t swap, int64_t spin_ns, int64_t timeout_ns);
+void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
+void pvl_stop(struct pvl_engine *engine);
+
+struct pvl_region {
+    struct ibv_mr *mr;
+    uint32_t lkey;
+};
+int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
+                 uint64_t length, int access);
+int pvl_deregister(struct pvl_region *region);
+
+int pvl_wr_post(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr);

@@ -1,23 +1,4 @@
-/* Address vectors, queue pairs and their attributes. */
-struct ibv_global_route {
-    union ibv_gid dgid;
-    uint32_t flow_label;
-    uint8_t sgid_index;
-    uint8_t hop_limit;
-    uint8_t traffic_class;
-    ...;
-};
-struct ibv_ah_attr {
-    struct ibv_global_route grh;
-    uint16_t dlid;
-    uint8_t sl;
-    uint8_t src_path_bits;
-    uint8_t static_rate;
-    uint8_t is_global;
-    uint8_t port_num;
-    ...;
-};
-
+/* Queue pairs and their attributes. */
 enum ibv_qp_type {
     IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_RAW_PACKET, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV,
     IBV_QPT_DRIVER, ...
@@ -42,7 +23,6 @@ struct ibv_qp_cap {
     uint32_t max_inline_data;
     ...;
 };
-struct ibv_srq;
 struct ibv_qp_init_attr {
     void *qp_context;
     struct ibv_cq *send_cq;
@@ -93,6 +73,9 @@ struct ibv_qp {
     uint32_t qp_num;
     enum ibv_qp_state state;
     enum ibv_qp_type qp_type;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    uint32_t events_completed;
     ...;
 };
 

@@ -5,22 +5,44 @@
  * number of its ring slot with PVL_RECV set, because of a failed completion nothing tells a send from a receive
  * but the wr_id. Arrived messages queue up in the order of their completions until Python takes them.
  *
- * Everything a completion says is in this memory before pvl_progress() returns, so an exception that the
- * interpreter raises at any moment loses nothing. One thread at a time may be in pvl_progress().
+ * Any number of threads may be here at once. One of them polls, without the lock, and enters what it finds for
+ * all; the others sleep until it has news or leaves. Every change of the tables happens under the lock and in
+ * one call, so an exception that the interpreter raises at any moment (Ctrl-C) finds them whole.
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define PVL_RECV (1ULL << 63)
 #define PVL_BATCH 32
 
-#define PVL_FREE (-1)    /* slot status: nobody's */
-#define PVL_PENDING (-2) /* slot status: posted, no completion seen; otherwise an enum ibv_wc_status */
+#define PVL_NO_SLOT (-1) /* pvl_post(): as many requests are in flight as there are slots */
+#define PVL_STOPPED (-2) /* pvl_post(): pvl_stop() was called */
+
+/* What pvl_progress() waits for. */
+#define PVL_UNTIL_FEW 0     /* at most `few` requests of the operation are in flight */
+#define PVL_UNTIL_ARRIVAL 1 /* a message has arrived, or none can any more */
+#define PVL_UNTIL_SLOT 2    /* a slot is free */
+#define PVL_UNTIL_IDLE 3    /* nothing is in flight, receives included */
+
+/* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
+struct pvl_op {
+    uint32_t posted;
+    uint32_t done;
+    int32_t status; /* the first that was not SUCCESS, or 0 */
+    uint32_t vendor_err;
+    uint64_t wr_id;  /* of that one */
+    void *fetch;     /* where a staged read goes, or NULL */
+    uint64_t result; /* what an atomic returned */
+};
 
 struct pvl_slot {
-    int32_t status;
-    uint32_t vendor_err;
+    struct pvl_op *op; /* NULL: free */
+    uint32_t length;
+    int32_t opcode;
+    int32_t staged;
 };
 
 struct pvl_arrival {
@@ -32,6 +54,13 @@ struct pvl_arrival {
 };
 
 struct pvl_engine {
+    pthread_mutex_t lock;
+    pthread_cond_t news; /* something completed, or nobody polls any more */
+    int polling;         /* a thread is in pvl_wait(), and the wc array is its own */
+    int registering;     /* how many threads are in pvl_register() */
+    int stopped;         /* no thread may touch the QP, the CQ and the PD any more */
+    int over;            /* the QP is in ERR: receives are not posted again */
+
     struct ibv_qp *qp;
     struct ibv_cq *cq;
     struct ibv_comp_channel *channel;
@@ -40,10 +69,16 @@ struct pvl_engine {
     uint32_t send_slots;
     uint32_t in_flight;
     struct pvl_slot *slots;
+    uint32_t *free; /* a stack of the numbers of free slots */
+    uint32_t free_count;
+    uint32_t max_inline;
+    uint32_t cell_size;
+    uint32_t cell_lkey;
+    uint64_t cell_addr; /* one staging cell for each slot */
 
     uint32_t recv_slots;
-    uint32_t recv_posted;
-    uint32_t recv_size; /* bytes of one slot of the receive ring */
+    uint32_t recv_posted; /* now */
+    uint32_t recv_size;   /* bytes of one slot of the receive ring */
     uint32_t recv_lkey;
     uint64_t recv_addr;
     struct pvl_arrival *arrivals; /* a ring of recv_slots entries */
@@ -55,24 +90,38 @@ struct pvl_engine {
     uint64_t cause_wr_id;
     uint32_t flushed;
 
-    int woke; /* PVL_WOKE_* of the last pvl_progress() that found nothing */
-    int got;
     struct ibv_wc wc[PVL_BATCH];
 };
+
+static void pvl_engine_free(struct pvl_engine *engine)
+{
+    pthread_cond_destroy(&engine->news);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine->slots);
+    free(engine->free);
+    free(engine->arrivals);
+    free(engine);
+}
 
 static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_comp_channel *channel,
                                          uint32_t send_slots, uint32_t recv_slots)
 {
     struct pvl_engine *engine = calloc(1, sizeof(*engine));
+    pthread_condattr_t monotonic;
 
     if (!engine)
         return NULL;
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&engine->news, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     engine->slots = calloc(send_slots, sizeof(*engine->slots));
+    engine->free = calloc(send_slots, sizeof(*engine->free));
     engine->arrivals = calloc(recv_slots, sizeof(*engine->arrivals));
-    if (!engine->slots || !engine->arrivals) {
-        free(engine->slots);
-        free(engine->arrivals);
-        free(engine);
+    if (!engine->slots || !engine->free || !engine->arrivals) {
+        pvl_engine_free(engine);
+        errno = ENOMEM;
         return NULL;
     }
     engine->qp = qp;
@@ -81,20 +130,14 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     engine->peer_fd = -1;
     engine->send_slots = send_slots;
     engine->recv_slots = recv_slots;
-    for (uint32_t i = 0; i < send_slots; i++)
-        engine->slots[i].status = PVL_FREE;
+    while (engine->free_count < send_slots) {
+        engine->free[engine->free_count] = engine->free_count;
+        engine->free_count++;
+    }
     return engine;
 }
 
-static void pvl_engine_free(struct pvl_engine *engine)
-{
-    free(engine->slots);
-    free(engine->arrivals);
-    free(engine);
-}
-
-/* Post one slot of the receive ring; returns 0 or an errno. */
-static int pvl_post_recv(struct pvl_engine *engine, uint32_t slot)
+static int pvl_post_recv_locked(struct pvl_engine *engine, uint32_t slot)
 {
     struct ibv_sge sge = {
         .addr = engine->recv_addr + (uint64_t)slot * engine->recv_size,
@@ -109,54 +152,36 @@ static int pvl_post_recv(struct pvl_engine *engine, uint32_t slot)
     return rc;
 }
 
-/* Let go of the oldest message and post its slot again; returns 0 or an errno. */
-static int pvl_take_arrival(struct pvl_engine *engine)
+/* Post the whole receive ring, once; returns 0 or an errno. */
+static int pvl_post_ring(struct pvl_engine *engine)
 {
-    uint32_t slot = engine->arrivals[engine->taken % engine->recv_slots].slot;
+    int rc = 0;
 
-    engine->taken++;
-    return pvl_post_recv(engine, slot);
+    pthread_mutex_lock(&engine->lock);
+    for (uint32_t slot = 0; slot < engine->recv_slots && rc == 0; slot++)
+        rc = pvl_post_recv_locked(engine, slot);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
 }
 
 /*
- * Post one request into a slot that is PVL_FREE; always signalled. Returns 0 or an errno.
+ * Let go of the message number `index`, if that is still the oldest, and post its slot again.
  *
- * For an atomic, argument is the value to add or to compare with, and swap the value to store. imm is in host order.
+ * Returns 0 or an errno.
  */
-static int pvl_post_send(struct pvl_engine *engine, uint32_t slot, int opcode, unsigned int flags, uint64_t addr,
-                         uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
-                         uint64_t argument, uint64_t swap)
+static int pvl_take(struct pvl_engine *engine, uint64_t index)
 {
-    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-    struct ibv_send_wr wr = {
-        .wr_id = slot,
-        .sg_list = &sge,
-        .num_sge = length ? 1 : 0, /* no SGE at all is the portable zero-length request */
-        .opcode = opcode,
-        .send_flags = flags | IBV_SEND_SIGNALED,
-    };
-    struct ibv_send_wr *bad;
-    int rc;
+    int rc = 0;
 
-    switch (opcode) {
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        wr.wr.atomic.remote_addr = remote_addr;
-        wr.wr.atomic.rkey = rkey;
-        wr.wr.atomic.compare_add = argument;
-        wr.wr.atomic.swap = swap;
-        break;
-    default:
-        wr.wr.rdma.remote_addr = remote_addr;
-        wr.wr.rdma.rkey = rkey;
-        wr.imm_data = htonl(imm);
+    pthread_mutex_lock(&engine->lock);
+    if (engine->taken == index && engine->taken != engine->arrived) {
+        uint32_t slot = engine->arrivals[index % engine->recv_slots].slot;
+
+        engine->taken++;
+        if (!engine->stopped && !engine->over)
+            rc = pvl_post_recv_locked(engine, slot);
     }
-    engine->slots[slot].status = PVL_PENDING;
-    rc = ibv_post_send(engine->qp, &wr, &bad);
-    if (rc)
-        engine->slots[slot].status = PVL_FREE;
-    else
-        engine->in_flight++;
+    pthread_mutex_unlock(&engine->lock);
     return rc;
 }
 
@@ -165,36 +190,256 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
         engine->flushed++;
     } else if (wc->status != IBV_WC_SUCCESS && engine->cause == 0) {
-        engine->cause = wc->status;
         engine->cause_vendor_err = wc->vendor_err;
         engine->cause_wr_id = wc->wr_id;
+        engine->cause = wc->status;
     }
     if (!(wc->wr_id & PVL_RECV)) {
-        engine->slots[wc->wr_id].status = wc->status;
-        engine->slots[wc->wr_id].vendor_err = wc->vendor_err;
+        struct pvl_slot *slot = &engine->slots[wc->wr_id];
+        struct pvl_op *op = slot->op;
+        const void *cell = (const void *)(uintptr_t)(engine->cell_addr + wc->wr_id * engine->cell_size);
+
+        if (wc->status != IBV_WC_SUCCESS) {
+            if (op->status == 0) {
+                op->vendor_err = wc->vendor_err;
+                op->wr_id = wc->wr_id;
+                op->status = wc->status;
+            }
+        } else if (slot->staged && slot->opcode == IBV_WR_RDMA_READ) {
+            if (op->fetch)
+                memcpy(op->fetch, cell, slot->length);
+        } else if (slot->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || slot->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+            memcpy(&op->result, cell, sizeof(op->result));
+        }
+        slot->op = NULL;
+        engine->free[engine->free_count++] = (uint32_t)wc->wr_id;
         engine->in_flight--;
+        __atomic_store_n(&op->done, op->done + 1, __ATOMIC_RELEASE); /* last: Python looks without the lock */
         return;
     }
-    engine->recv_posted--;
-    if (wc->status == IBV_WC_SUCCESS)
-        engine->arrivals[engine->arrived++ % engine->recv_slots] = (struct pvl_arrival){
+    if (wc->status == IBV_WC_SUCCESS) {
+        engine->arrivals[engine->arrived % engine->recv_slots] = (struct pvl_arrival){
             .slot = (uint32_t)wc->wr_id,
             .byte_len = wc->byte_len,
             .has_imm = !!(wc->wc_flags & IBV_WC_WITH_IMM),
             .imm = wc->wc_flags & IBV_WC_WITH_IMM ? ntohl(wc->imm_data) : 0,
             .opcode = wc->opcode,
         };
+        __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
+    }
+    /* Last, for Python looks without the lock: where no receive is posted, all that arrived must be seen. */
+    __atomic_store_n(&engine->recv_posted, engine->recv_posted - 1, __ATOMIC_RELEASE);
 }
 
-/* Wait for completions and enter them into the tables; returns 0 or a negative errno. See pvl_wait(). */
-static int pvl_progress(struct pvl_engine *engine, int64_t spin_ns, int64_t timeout_ns)
+static int pvl_ready(const struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few)
 {
+    switch (until) {
+    case PVL_UNTIL_FEW:
+        return op->posted - op->done <= few;
+    case PVL_UNTIL_ARRIVAL:
+        return engine->arrived != engine->taken || engine->recv_posted == 0;
+    case PVL_UNTIL_SLOT:
+        return engine->free_count > 0;
+    default:
+        return engine->in_flight == 0 && engine->recv_posted == 0;
+    }
+}
+
+/*
+ * Wait until what `until` says; op and few are for PVL_UNTIL_FEW.
+ *
+ * Returns 0 once it is so; else PVL_WOKE_* bits, for Python to look what that is about, or a negative errno:
+ * -ESHUTDOWN after pvl_stop().
+ */
+static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few,
+                        int64_t spin_ns, int64_t timeout_ns)
+{
+    int64_t deadline = 0; /* read from the clock only where the first look did not do: that may be a system call */
+    int rc = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    while (!pvl_ready(engine, until, op, few)) {
+        int64_t left = timeout_ns;
+        int got = 0, woke = 0;
+
+        if (engine->stopped) {
+            rc = -ESHUTDOWN;
+            break;
+        }
+        if (engine->polling) {
+            struct timespec end;
+
+            if (!deadline)
+                deadline = pvl_now_ns() + timeout_ns;
+            end.tv_sec = deadline / 1000000000;
+            end.tv_nsec = deadline % 1000000000;
+            if (pthread_cond_timedwait(&engine->news, &engine->lock, &end) == ETIMEDOUT) {
+                rc = pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_TIMEOUT;
+                break;
+            }
+            continue;
+        }
+        if (deadline && (left = deadline - pvl_now_ns()) < 0)
+            left = 0;
+        engine->polling = 1;
+        pthread_mutex_unlock(&engine->lock);
+        rc = pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH, spin_ns, left, &got, &woke);
+        pthread_mutex_lock(&engine->lock);
+        engine->polling = 0;
+        for (int i = 0; i < got; i++)
+            pvl_complete(engine, &engine->wc[i]);
+        pthread_cond_broadcast(&engine->news);
+        if (rc < 0)
+            break;
+        if (woke) {
+            rc = pvl_ready(engine, until, op, few) ? 0 : woke;
+            break;
+        }
+        if (!deadline)
+            deadline = pvl_now_ns() + timeout_ns;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/*
+ * Post one request of an operation, always signalled, and with timeout_ns wait for it as pvl_progress() does.
+ *
+ * A staged request uses the slot's own cell: it is filled from source, or fetched into if source is NULL. For an
+ * atomic, argument is the value to add or to compare with, and swap the value to store. imm is in host order.
+ * Returns 0 once it is posted, PVL_NO_SLOT, PVL_STOPPED, or a positive errno.
+ */
+static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source,
+                    uint64_t addr, uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
+                    uint64_t argument, uint64_t swap, int64_t spin_ns, int64_t timeout_ns)
+{
+    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_send_wr wr = {
+        .sg_list = &sge,
+        .num_sge = length ? 1 : 0, /* no SGE at all is the portable zero-length request */
+        .opcode = opcode,
+        .send_flags = IBV_SEND_SIGNALED,
+    };
+    struct ibv_send_wr *bad;
+    uint32_t slot;
     int rc;
 
-    engine->got = 0;
-    rc = pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH, spin_ns, timeout_ns,
-                  &engine->got, &engine->woke);
-    for (int i = 0; i < engine->got; i++)
-        pvl_complete(engine, &engine->wc[i]);
+    if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        wr.wr.atomic.remote_addr = remote_addr;
+        wr.wr.atomic.rkey = rkey;
+        wr.wr.atomic.compare_add = argument;
+        wr.wr.atomic.swap = swap;
+    } else {
+        wr.wr.rdma.remote_addr = remote_addr;
+        wr.wr.rdma.rkey = rkey;
+        wr.imm_data = htonl(imm);
+    }
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_STOPPED;
+    }
+    if (!engine->free_count) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_NO_SLOT;
+    }
+    slot = engine->free[engine->free_count - 1];
+    wr.wr_id = slot;
+    if (staged && source && length && length <= engine->max_inline) {
+        wr.send_flags |= IBV_SEND_INLINE;
+        sge.addr = (uintptr_t)source;
+    } else if (staged) {
+        sge.addr = engine->cell_addr + (uint64_t)slot * engine->cell_size;
+        sge.lkey = engine->cell_lkey;
+        if (source)
+            memcpy((void *)(uintptr_t)sge.addr, source, length);
+    }
+    rc = ibv_post_send(engine->qp, &wr, &bad);
+    if (rc == 0) {
+        engine->slots[slot] = (struct pvl_slot){.op = op, .length = length, .opcode = opcode, .staged = staged};
+        engine->free_count--;
+        engine->in_flight++;
+        op->posted++;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    if (rc)
+        return rc < 0 ? -rc : rc; /* some drivers negate it */
+    if (timeout_ns > 0)
+        pvl_progress(engine, PVL_UNTIL_FEW, op, 0, spin_ns, timeout_ns);
+    return 0;
+}
+
+/* Nobody waits for this operation any more: what it still fetches goes nowhere. */
+static void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op)
+{
+    pthread_mutex_lock(&engine->lock);
+    op->fetch = NULL;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/*
+ * Let no thread near the QP, the CQ and the PD any more, and return when none is: the next step is to destroy them.
+ *
+ * What is still in flight then counts as flushed. Takes no longer than another thread's pvl_wait() or ibv_reg_mr().
+ */
+static void pvl_stop(struct pvl_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->stopped = 1;
+    while (engine->polling || engine->registering)
+        pthread_cond_wait(&engine->news, &engine->lock);
+    for (uint32_t i = 0; i < engine->send_slots; i++)
+        if (engine->slots[i].op) {
+            struct ibv_wc flushed = {.wr_id = i, .status = IBV_WC_WR_FLUSH_ERR};
+
+            pvl_complete(engine, &flushed);
+        }
+    engine->recv_posted = 0;
+    pthread_cond_broadcast(&engine->news);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* Memory registered for one operation. Python owns this; it says whether there is a region, whatever interrupts. */
+struct pvl_region {
+    struct ibv_mr *mr;
+    uint32_t lkey;
+};
+
+/* Returns 0, PVL_STOPPED, or a positive errno. */
+static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
+                        uint64_t length, int access)
+{
+    struct ibv_mr *mr;
+    int rc = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_STOPPED;
+    }
+    engine->registering++; /* without the lock, for much memory takes long */
+    pthread_mutex_unlock(&engine->lock);
+    mr = ibv_reg_mr(pd, (void *)(uintptr_t)addr, length, access);
+    if (mr) {
+        region->lkey = mr->lkey;
+        region->mr = mr;
+    } else {
+        rc = errno ? errno : EIO;
+    }
+    pthread_mutex_lock(&engine->lock);
+    engine->registering--;
+    pthread_cond_broadcast(&engine->news);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* Returns 0, also where there is no region any more, or an errno. Threads may try at the same time. */
+static int pvl_deregister(struct pvl_region *region)
+{
+    struct ibv_mr *mr = __atomic_exchange_n(&region->mr, NULL, __ATOMIC_ACQ_REL);
+    int rc = mr ? ibv_dereg_mr(mr) : 0;
+
+    if (rc)
+        __atomic_store_n(&region->mr, mr, __ATOMIC_RELEASE);
     return rc;
 }

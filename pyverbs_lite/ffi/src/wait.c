@@ -38,14 +38,29 @@ static int pvl_set_nonblocking(int fd)
     return fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
-/* Take and acknowledge every event that waits on the channel; its descriptor must be non-blocking. */
-static void pvl_drain_events(struct ibv_comp_channel *channel)
+/*
+ * Take and acknowledge every event that waits on the channel; its descriptor must be non-blocking.
+ *
+ * Returns how many there were, or a negative errno. Both steps are here because an exception between them (Ctrl-C)
+ * would leave an event unacknowledged, and destroying its CQ would wait for that for ever.
+ */
+static int pvl_drain_events(struct ibv_comp_channel *channel)
 {
     struct ibv_cq *cq;
     void *cq_context;
+    int count = 0;
 
-    while (ibv_get_cq_event(channel, &cq, &cq_context) == 0)
-        ibv_ack_cq_events(cq, 1);
+    for (;;) {
+        errno = 0; /* ibv_get_cq_event() leaves it alone when it reads too little */
+        if (ibv_get_cq_event(channel, &cq, &cq_context) == 0) {
+            ibv_ack_cq_events(cq, 1);
+            count++;
+        } else if (errno == EAGAIN) {
+            return count;
+        } else if (errno != EINTR) {
+            return errno ? -errno : -EIO;
+        }
+    }
 }
 
 /* Sleep until the channel or the peer's descriptor is readable, or the deadline; returns PVL_WOKE_* bits. */
@@ -70,8 +85,13 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t dead
         return errno == EINTR ? PVL_WOKE_SIGNAL : -errno;
     if (n == 0)
         return 0; /* the caller looks at the clock */
-    if (fds[0].revents)
-        pvl_drain_events(channel);
+    if (fds[0].revents) {
+        n = pvl_drain_events(channel);
+        if (n < 0)
+            return n;
+        if (n == 0 && fds[0].revents & (POLLERR | POLLHUP | POLLNVAL))
+            return -ENODEV; /* the device is gone: the descriptor would be readable for ever */
+    }
     return fds[1].revents ? PVL_WOKE_PEER : 0;
 }
 
@@ -101,7 +121,7 @@ static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int pee
             *woke = PVL_WOKE_TIMEOUT;
             return 0;
         }
-        if (round % 4 == 0) {
+        if (spin_ns <= 0 || round % 4 == 3) {
             now = pvl_now_ns();
             if (!start)
                 start = now;

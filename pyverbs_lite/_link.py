@@ -1,0 +1,324 @@
+"""The verbs objects of one connection: built together, closed together."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import threading
+import warnings
+from contextlib import ExitStack, suppress
+from ipaddress import IPv6Address
+
+from . import gid
+from ._args import Deadline
+from ._buffer import Memory, as_bytes_view
+from ._control import Control, Peer
+from ._engine import Engine
+from ._settings import Settings, check_name, owner_of
+from .attr import AHAttr, GlobalRoute, QPCap
+from .device import Context, PortAttr, open_device
+from .endpoint import Endpoint, Negotiated, negotiate
+from .enums import MTU, AccessFlags, AtomicCap, LinkLayer, PortState, QPType, TransportType
+from .errors import (
+    ClosedError,
+    DeviceNotFoundError,
+    HandshakeError,
+    StateError,
+    UnsupportedError,
+    VerbsOSError,
+)
+from .gid import GidEntry
+from .mr import MR
+from .qp import QP, QPInitAttr
+from .remote import RemoteBuffer
+
+__all__ = ["CELL", "Link", "NamedMR", "dropped"]
+
+#: Bytes of one staging cell: what is not longer is copied instead of registered.
+CELL = 4096
+_INLINE = 64
+_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+
+
+class NamedMR(MR):
+    """A region that the peer may know by name; the peer is told before it goes."""
+
+    def __init__(self, link: Link, buffer: Memory, access: AccessFlags) -> None:
+        super().__init__(link.pd, buffer, access)
+        self.name: str | None = None
+        self._link = link
+
+    def _before_destroy(self) -> None:
+        super()._before_destroy()
+        if self.name is not None:
+            self._link.withdraw(self.name, self)
+            self.name = None
+
+
+class Link:
+    """The verbs objects of one connection.
+
+    Raises:
+        DeviceNotFoundError: no such device, or its port is not ACTIVE.
+        GIDError: the port has no usable GID.
+        UnsupportedError: the device connects through librdmacm only (iWARP).
+        VerbsOSError: the device or the kernel refused.
+    """
+
+    def __init__(self, settings: Settings, control: Control, peer: Peer, remote_gid: IPv6Address | None) -> None:
+        self._settings = settings
+        self.peer = peer
+        # A region lives until it or the connection is closed, also where nobody keeps it.
+        self._regions: list[NamedMR] = []
+        self._named: dict[str, NamedMR] = {}
+        self._naming = threading.RLock()
+        self._silent = False
+        with ExitStack() as stack:  # unwinds what was built if the rest fails
+            self.context, self.port_num = self._open(stack, settings, control.local_address)
+            self.options = settings.options.within(self.context.query_device())
+            self.port = self._active_port()
+            self.gid = self._choose_gid(control.local_address, remote_gid)
+            self.pd = stack.enter_context(self.context.alloc_pd())
+            channel = stack.enter_context(self.context.create_comp_channel())
+            depth = self.options.send_depth + self.options.recv_depth
+            cq = stack.enter_context(self.context.create_cq(depth, channel))
+            ring = self._alloc("recv_depth × max_message_size", self.options.recv_depth, self.options.max_message_size)
+            staging = self._alloc("send_depth cells", self.options.send_depth, CELL)
+            self.qp = self._create_qp(QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC))
+            self.states = [self.qp.state]
+            self.engine = Engine(
+                self.qp,
+                staging=staging,
+                send_slots=self.options.send_depth,
+                ring=ring,
+                recv_slots=self.options.recv_depth,
+                peer=peer,
+            )
+            self.qp.to_init(
+                port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=self.remote_access
+            )
+            self.states.append(self.qp.state)
+            self.engine.post_receives()
+            self.endpoint = self._endpoint()
+            self._stack = stack.pop_all()
+
+    @staticmethod
+    def _open(stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
+        """Open the device, and find the port: those that own the TCP connection's address first."""
+        if isinstance(settings.device, Context):
+            context = settings.device
+        elif settings.device is None and (owner := owner_of(local_address)):
+            context = stack.enter_context(Context(owner[0]))
+            if settings.port_num is None:
+                return context, owner[1]
+        else:
+            context = stack.enter_context(open_device(settings.device))
+        if settings.port_num is not None:
+            return context, context.check_port(settings.port_num)
+        return context, context.active_port() or 1
+
+    def _active_port(self) -> PortAttr:
+        if self.context.transport_type == TransportType.IWARP:
+            raise UnsupportedError(
+                errno.EOPNOTSUPP, "connect", f"{self.context.name} is iWARP, which connects through librdmacm only"
+            )
+        port = self.context.query_port(self.port_num)
+        if port.state != PortState.ACTIVE:
+            raise DeviceNotFoundError(
+                f"{self.context.name} port {self.port_num} is {port.state.name}, not ACTIVE: bring its link up"
+                " (ip link set … up), or choose another port"
+            )
+        return port
+
+    def _choose_gid(self, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
+        settings = self._settings
+        return gid.choose(
+            self.context.gid_table(self.port_num),
+            link_layer=self.port.link_layer,
+            device=self.context.name,
+            port_num=self.port_num,
+            gid_tbl_len=self.port.gid_tbl_len,
+            local_address=local_address,
+            remote_gid=remote_gid,
+            gid_index=settings.gid_index,
+            gid_ip=settings.gid_ip,
+            gid_netdev=settings.gid_netdev,
+        )
+
+    def _alloc(self, what: str, count: int, size: int) -> MR:
+        try:
+            return self.pd.alloc(count * size, AccessFlags.LOCAL_WRITE)
+        except VerbsOSError:
+            raise
+        except (OSError, OverflowError) as error:
+            raise VerbsOSError(
+                errno.ENOMEM, "mmap", f"{what} of this connection come to {count} × {size} bytes"
+            ) from error
+
+    def _create_qp(self, init: QPInitAttr) -> QP:
+        try:
+            return self.pd.create_qp(init)
+        except VerbsOSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        # Inline data is an extra that no query tells about: some devices take none.
+        bare = QPInitAttr(send_cq=init.send_cq, recv_cq=init.recv_cq, cap=self._cap(0), qp_type=init.qp_type)
+        return self.pd.create_qp(bare)
+
+    def _cap(self, inline: int) -> QPCap:
+        return QPCap(
+            max_send_wr=self.options.send_depth,
+            max_recv_wr=self.options.recv_depth,
+            max_send_sge=1,
+            max_recv_sge=1,
+            max_inline_data=inline,
+        )
+
+    @property
+    def remote_access(self) -> AccessFlags:
+        """What the device lets a peer do at all."""
+        atomics = self.context.query_device().atomic_cap != AtomicCap.NONE
+        return _REMOTE if atomics else _REMOTE & ~AccessFlags.REMOTE_ATOMIC
+
+    def _endpoint(self) -> Endpoint:
+        options = self.options
+        return Endpoint(
+            qp_num=self.qp.qp_num,
+            psn=secrets.randbits(24),
+            lid=self.port.lid,
+            gid=self.gid.gid,
+            link_layer=self.port.link_layer,
+            mtu=min(MTU(options.path_mtu or self.port.active_mtu), self.port.active_mtu),
+            max_rd_atomic=options.max_rd_atomic,
+            max_dest_rd_atomic=options.max_dest_rd_atomic,
+            max_message_size=options.max_message_size,
+            recv_depth=options.recv_depth,
+            max_msg_sz=self.port.max_msg_sz,
+            nonce=secrets.randbits(64),
+        )
+
+    def to_rts(self, remote: Endpoint) -> None:
+        """Bring the QP through RTR to RTS, with what both sides can do.
+
+        Raises:
+            HandshakeError: the sides cannot talk to each other.
+            RouteError: no path leads to the peer's GID.
+            VerbsOSError: the verb refused.
+        """
+        self.remote = remote
+        self.agreed: Negotiated = negotiate(self.endpoint, remote)
+        options = self.options
+        grh = None
+        if self.port.grh_required or self.port.link_layer == LinkLayer.ETHERNET:
+            grh = GlobalRoute(
+                dgid=remote.gid,
+                sgid_index=self.gid.gid_index,
+                hop_limit=options.hop_limit,
+                traffic_class=options.traffic_class,
+            )
+        self.qp.to_rtr(
+            ah_attr=AHAttr(port_num=self.port_num, dlid=remote.lid, sl=options.sl, grh=grh),
+            dest_qp_num=remote.qp_num,
+            rq_psn=remote.psn,
+            path_mtu=self.agreed.path_mtu,
+            max_dest_rd_atomic=self.agreed.max_dest_rd_atomic,
+            min_rnr_timer=options.min_rnr_timer_code,
+        )
+        self.states.append(self.qp.state)
+        self.qp.to_rts(
+            sq_psn=self.endpoint.psn,
+            timeout=options.ack_timeout_exp,
+            retry_cnt=options.retry_cnt,
+            rnr_retry=options.rnr_retry,
+            max_rd_atomic=self.agreed.max_rd_atomic,
+        )
+        self.states.append(self.qp.state)
+
+    # ------------------------------------------------------------ named regions
+
+    def register(self, buffer: Memory, access: AccessFlags | None, name: str | None, deadline: Deadline) -> NamedMR:
+        """Register a buffer, and tell the peer if it has a name."""
+        if name is not None:
+            check_name(name)
+        if access is None:
+            access = AccessFlags.REMOTE_READ
+            if not as_bytes_view(buffer, what="a buffer to register").readonly:
+                access = AccessFlags.LOCAL_WRITE | self.remote_access
+        elif name is not None and not AccessFlags(access) & _REMOTE:
+            raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
+        with self._naming:  # against a thread that closes: the PD must not go while a region is being made
+            if self._silent:
+                raise ClosedError("register: this connection is closed")
+            region = NamedMR(self, buffer, access)
+        try:
+            if name is not None:
+                self._name(region, name, deadline)
+            self._regions = [*(kept for kept in self._regions if not kept.closed), region]
+        except BaseException:
+            region.close()
+            raise
+        return region
+
+    def _name(self, region: NamedMR, name: str, deadline: Deadline) -> None:
+        remote = RemoteBuffer.of(region, name=name, access=region.access)
+        with self._naming:
+            if name in self._named:
+                raise StateError(f"the name {name!r} is taken by {self._named[name]!r}: close that first")
+            self._named[name] = region
+            region.name = name
+            self.peer.say(lambda channel: channel.buffer(remote))
+        self.peer.control.flush(deadline)
+
+    def withdraw(self, name: str, region: NamedMR) -> None:
+        """Tell the peer that a region goes away."""
+        with suppress(HandshakeError, StateError):  # if it, or this side, is gone, it need not be told
+            with self._naming:
+                if self._named.get(name) is not region:
+                    return
+                del self._named[name]
+                if not self._silent:
+                    self.peer.say(lambda channel: channel.withdraw(name))
+            # Without the lock: a peer that does not read holds up only who waits for it.
+            self.peer.control.flush(Deadline(0.0 if self._silent else 1.0))
+
+    # ------------------------------------------------------------ the end
+
+    def goodbye(self, deadline: Deadline) -> None:
+        """Say goodbye, which withdraws every name as well."""
+        with self._naming:
+            said, self._silent = self._silent, True
+        if not said:
+            with suppress(HandshakeError, StateError):
+                self.peer.say(lambda channel: channel.goodbye())
+                self.peer.control.flush(deadline)
+
+    def end(self, deadline: Deadline, why: ClosedError) -> None:
+        """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
+        self.goodbye(Deadline(deadline.at_most(1.0)))
+        self.engine.fail(why)
+        if self.engine.stop_qp():  # again, in case that an interrupt came between the two
+            self.engine.drain(deadline)
+        self.close()
+        self.peer.control.close()
+
+    def close(self) -> None:
+        """Destroy everything that belongs to this connection alone; may be tried again."""
+        with self._naming:
+            self._silent = True
+        self.qp.close()  # and the engine before it
+        self._stack.close()
+        self._regions = []
+
+
+def dropped(link: Link, label: str) -> None:
+    """Close what nobody closed, and say so; runs wherever the garbage collector does, and at exit."""
+    if link.engine.foreign:
+        return
+    try:
+        link.end(Deadline(0.5), ClosedError(f"{label} was dropped"))
+        outcome = "it was closed now; use close() or a with block"
+    except Exception as error:
+        outcome = f"and could not be closed: {error}"
+    # Where warnings are errors this raises, and a finaliser has nobody to raise to.
+    with suppress(Exception):
+        warnings.warn(f"{label} was never closed ({outcome})", ResourceWarning, stacklevel=2)

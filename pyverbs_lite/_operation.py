@@ -1,0 +1,127 @@
+"""What an engine works on: requests, the operations they belong to, and what arrives."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+
+from ._buffer import Pinned
+from ._check import check_rc, os_error
+from .enums import AccessFlags, WCOpcode, WROpcode
+from .errors import ClosedError, CompletionError, VerbsError
+from .ffi import CData, ffi, lib
+from .mr import MR
+from .wr import completion_error
+
+__all__ = ["Arrival", "Operation", "Request", "TemporaryMR", "repeated"]
+
+_serials = itertools.count(1)
+
+
+class TemporaryMR:
+    """Memory registered for one operation.
+
+    No ``MR``, for an interrupt between the verb and the line after it would lose the handle, and registering a lot of
+    memory takes long enough for Ctrl-C to fall into it often. Here the handle is in C before the verb returns.
+
+    Args:
+        engine, pd: the ``struct pvl_engine *`` and the ``struct ibv_pd *``.
+        owner: where this enters itself, to be found there as long as it may have to be closed.
+    """
+
+    def __init__(
+        self, engine: CData, pd: CData, memory: memoryview, access: AccessFlags, owner: set[TemporaryMR]
+    ) -> None:
+        self._c: CData = ffi.new("struct pvl_region *")
+        self._owner = owner
+        self._pinned = Pinned(memory)
+        self.addr, self.length = self._pinned.addr, self._pinned.nbytes
+        owner.add(self)
+        if rc := lib.pvl_register(engine, self._c, pd, self.addr, self.length, access):
+            self.close()
+            if rc == lib.PVL_STOPPED:
+                raise ClosedError("this connection was closed")
+            raise os_error("ibv_reg_mr", rc)
+
+    @property
+    def lkey(self) -> int:
+        """The local key."""
+        return int(self._c.lkey)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not registered, or not any more."""
+        return not self._c.mr
+
+    def close(self) -> None:
+        """Deregister it and let the memory go; safe to call again, and from any thread."""
+        check_rc("ibv_dereg_mr", lib.pvl_deregister(self._c))
+        self._pinned.release()
+        self._owner.discard(self)
+
+
+@dataclass(slots=True)
+class Request:
+    """One work request to post: see ``pvl_post`` in C.
+
+    Without a region it is staged: ``source`` is what to copy into a cell of the engine, None what to fetch into one.
+    """
+
+    opcode: WROpcode
+    length: int
+    remote_addr: int = 0
+    rkey: int = 0
+    imm: int = 0
+    argument: int = 0
+    swap: int = 0
+    source: memoryview | None = None
+    addr: int = 0
+    lkey: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came in: a message in the receive ring, or the immediate of an RDMA write."""
+
+    view: memoryview
+    byte_len: int
+    imm: int | None
+    opcode: WCOpcode
+
+
+class Operation:
+    """The requests of one call, counted in C, and what they keep in place."""
+
+    __slots__ = ("c", "fetch", "region", "running", "serial")
+
+    def __init__(self, region: MR | TemporaryMR | None, fetch: memoryview | None) -> None:
+        self.c: CData = ffi.new("struct pvl_op *")
+        self.region = region
+        self.fetch = None if fetch is None else ffi.from_buffer(fetch, require_writable=True)
+        if self.fetch is not None:
+            self.c.fetch = self.fetch
+        self.serial = next(_serials)
+        self.running = True  # its call has not ended: it may post more
+
+    def let_go(self) -> None:
+        """Release the region; again is the same as once."""
+        if isinstance(self.region, MR):
+            self.region._holders.discard(self.serial)
+        elif self.region is not None:
+            self.region.close()
+
+
+def repeated(cause: VerbsError, operation: str = "") -> VerbsError:
+    """Return an error of the same meaning for one more caller: a raised one belongs to the thread that raised it."""
+    if isinstance(cause, CompletionError):
+        return completion_error(
+            cause.status,  # type: ignore[arg-type]
+            wr_id=cause.wr_id,
+            qp_num=cause.qp_num,
+            vendor_err=cause.vendor_err,
+            operation=f"{operation or 'this connection'}: {cause.operation}",
+        )
+    error = copy.copy(cause)
+    error.operation = operation or cause.operation
+    return error

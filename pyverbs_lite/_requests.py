@@ -1,0 +1,169 @@
+"""From what a caller wants moved to the work requests that move it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ._args import Deadline
+from ._buffer import Memory, as_bytes_view
+from ._engine import Engine
+from ._link import CELL, Link
+from ._operation import Request, TemporaryMR
+from .enums import AccessFlags, WROpcode
+from .errors import StateError, UnsupportedError
+from .mr import MR, MRSlice
+from .remote import RemoteBuffer
+from .wr import immediate
+
+__all__ = ["Mover", "Source", "as_target"]
+
+#: A caller's data, looked at: a view of a buffer, or a range of registered memory.
+Source: TypeAlias = memoryview | MRSlice
+
+#: The largest piece that one request moves: an SGE's length has 32 bits, and a port's max_msg_sz may be less.
+_MAX_PIECE = 1 << 30
+_U64 = 1 << 64
+_READ_ONLY = AccessFlags(0)
+
+
+class Mover:
+    """The transfers of one connection, under what its methods check."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._engine: Engine = link.engine
+        self._max_piece = min(link.agreed.max_rdma_size, _MAX_PIECE)
+        self._read_depth = link.agreed.max_rd_atomic
+
+    def _source(self, data: Memory | MR | MRSlice) -> Source:
+        """Look at data to be sent or to be filled, before anything is done with them."""
+        if not isinstance(data, (MR, MRSlice)):
+            return as_bytes_view(data, what="data")
+        part = MRSlice(data, 0, data.length) if isinstance(data, MR) else data
+        if part.mr.closed:
+            part.mr._raise_closed()
+        if part.mr.pd is not self._link.pd:
+            raise ValueError(f"{part.mr!r} was not registered with this connection: use its register()")
+        return part
+
+    def _move(
+        self,
+        operation: str,
+        opcode: WROpcode,
+        source: Source,
+        deadline: Deadline,
+        *,
+        remote_addr: int = 0,
+        rkey: int = 0,
+        imm: int | None = None,
+    ) -> None:
+        """Send or write: from registered memory as it is, small data through a cell, the rest registered meanwhile."""
+        number = 0 if imm is None else immediate(imm, "imm")
+        if isinstance(source, memoryview) and len(source) <= CELL:
+            request = Request(opcode, len(source), remote_addr, rkey, number, source=source)
+            self._engine.run(operation, (request,), deadline)
+            return
+        if isinstance(source, MRSlice):
+            pieces = self._pieces(opcode, source, remote_addr, rkey, number)
+            self._engine.run(operation, pieces, deadline, region=source.mr)
+            return
+        self._run_registered(operation, opcode, source, _READ_ONLY, deadline, remote_addr, rkey, number)
+
+    def _fetch(self, remote: RemoteBuffer, target: Source, deadline: Deadline) -> None:
+        """Read the whole of a remote range to the start of a target that has the room."""
+        if remote.length == 0:
+            if self._engine.failure is not None:
+                self._engine.refuse_late("read")
+            return
+        target = target[: remote.length]
+        if isinstance(target, memoryview) and remote.length <= CELL:
+            request = Request(WROpcode.RDMA_READ, remote.length, remote.addr, remote.rkey)
+            self._engine.run("read", (request,), deadline, fetch=target)
+            return
+        if isinstance(target, MRSlice):
+            pieces = self._pieces(WROpcode.RDMA_READ, target, remote.addr, remote.rkey)
+            self._engine.run("read", pieces, deadline, region=target.mr)
+            return
+        access = AccessFlags.LOCAL_WRITE
+        self._run_registered("read", WROpcode.RDMA_READ, target, access, deadline, remote.addr, remote.rkey)
+
+    def _run_registered(
+        self,
+        operation: str,
+        opcode: WROpcode,
+        memory: memoryview,
+        access: AccessFlags,
+        deadline: Deadline,
+        *remote: int,
+    ) -> None:
+        """Move memory that is registered for as long as it is in use."""
+        if self._engine.failure is not None:
+            self._engine.refuse_late(operation)
+        region = self._engine.register(memory, access)
+        try:
+            self._engine.run(operation, self._pieces(opcode, region, *remote), deadline, region=region)
+        finally:
+            # The engine closes it when the last request has ended, which may be later; this is for what never began.
+            self._engine.close_unused(region)
+
+    def _pieces(
+        self, opcode: WROpcode, part: MRSlice | TemporaryMR, remote_addr: int, rkey: int, imm: int = 0
+    ) -> list[Request]:
+        """Cut a range into what one request may move; an immediate goes with the last piece."""
+        early = WROpcode.RDMA_WRITE if opcode == WROpcode.RDMA_WRITE_WITH_IMM else opcode
+        addr, lkey, most = part.addr, part.lkey, self._max_piece
+        if part.length <= most:
+            return [Request(opcode, part.length, remote_addr, rkey, imm, addr=addr, lkey=lkey)]
+        last = max(0, part.length - 1) // most * most  # where the last piece starts
+        pieces = [
+            Request(early, most, remote_addr + start, rkey, addr=addr + start, lkey=lkey)
+            for start in range(0, last, most)
+        ]
+        pieces.append(Request(opcode, part.length - last, remote_addr + last, rkey, imm, addr=addr + last, lkey=lkey))
+        return pieces
+
+    def _atomic(
+        self, operation: str, opcode: WROpcode, remote: RemoteBuffer, argument: int, swap: int, timeout: float | None
+    ) -> int:
+        words = _word(argument), _word(swap)
+        self._check_remote(remote, AccessFlags.REMOTE_ATOMIC, operation)
+        self._check_read_depth(operation)
+        if not self._link.remote_access & AccessFlags.REMOTE_ATOMIC:
+            raise UnsupportedError(95, operation, f"{self._link.context.name} has no atomic operations")
+        if remote.length != 8 or remote.addr % 8:
+            raise ValueError(
+                f"{operation} works on 8 bytes at an address that is a multiple of 8, not on {remote.length} bytes at"
+                f" {remote.addr:#x}"
+            )
+        request = Request(opcode, 8, remote.addr, remote.rkey, 0, *words)
+        return self._engine.run(operation, (request,), Deadline(timeout))
+
+    def _check_remote(self, remote: RemoteBuffer, flag: AccessFlags, operation: str) -> None:
+        if not isinstance(remote, RemoteBuffer):
+            raise TypeError(f"{operation} needs a RemoteBuffer, such as conn.remote[name], not {remote!r}")
+        remote.require(flag, operation)
+
+    def _check_read_depth(self, operation: str) -> None:
+        if self._read_depth == 0:
+            raise StateError(
+                f"{operation} would never complete: this side's max_rd_atomic or the peer's max_dest_rd_atomic is 0"
+            )
+
+
+def as_target(buffer: Memory | MR | MRSlice) -> memoryview:
+    """View a buffer that a message is copied into.
+
+    Raises:
+        As ``as_bytes_view`` for a target.
+    """
+    memory = buffer.view if isinstance(buffer, (MR, MRSlice)) else buffer
+    return as_bytes_view(memory, writable=True, what="buffer")
+
+
+def _word(value: int) -> int:
+    """Return a 64-bit operand as unsigned."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"an atomic's operand must be an integer, not {value!r}")
+    if not -(_U64 >> 1) <= value < _U64:
+        raise ValueError(f"an atomic's operand has 64 bits, and {value} has more")
+    return value % _U64

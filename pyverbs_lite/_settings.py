@@ -1,0 +1,98 @@
+"""What ``connect`` and ``listen`` are told, checked before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from . import gid
+from ._args import check_int
+from ._buffer import Memory, as_bytes_view
+from ._options import Options
+from .device import Context, devices
+from .enums import PortState, TransportType
+from .errors import VerbsError
+from .wire import MAX_NAME
+
+__all__ = ["Settings", "check_buffers", "check_name", "owner_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Which device, port and GID to use, and how; None leaves the choice to the library."""
+
+    device: str | Context | None = None
+    port_num: int | None = None
+    gid_index: int | None = None
+    gid_ip: str | None = None
+    gid_netdev: str | None = None
+    options: Options
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, str | Context | None):
+            raise TypeError(f"device must be a name, an open Context or None, not {self.device!r}")
+        # The device knows the real limits; here is found what no device can mean.
+        for name, low in (("port_num", 1), ("gid_index", 0)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), low, 255)
+        for name in ("gid_ip", "gid_netdev"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} must be a str or None, not {getattr(self, name)!r}")
+        if self.gid_ip is not None:
+            try:
+                gid.parse_gid(self.gid_ip.partition("%")[0])
+            except ValueError:
+                raise ValueError(f"gid_ip is not an IP address: {self.gid_ip!r}") from None
+
+
+def check_name(name: object) -> None:
+    """Refuse what cannot be a buffer's name.
+
+    Raises:
+        TypeError, ValueError: not a str, or not of 1 to 255 bytes as UTF-8.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a buffer's name must be a str, not {name!r}")
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a buffer's name must be text that UTF-8 can carry, not {name!r}") from error
+    if not 1 <= length <= MAX_NAME:
+        raise ValueError(f"a buffer's name must have 1 to {MAX_NAME} bytes as UTF-8, and {name!r} has {length}")
+
+
+def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:
+    """Return named buffers of which each can be registered.
+
+    Raises:
+        As ``PD.reg_mr``, and as ``check_name``.
+    """
+    if buffers is None:
+        return {}
+    if not isinstance(buffers, Mapping):
+        raise TypeError(f"buffers must map names to buffers, not {buffers!r}")
+    for name, buffer in buffers.items():
+        check_name(name)
+        if not as_bytes_view(buffer, what=f"buffer {name!r}").nbytes:
+            raise ValueError(f"buffer {name!r} is empty: it has no memory to register")
+    return dict(buffers)
+
+
+def owner_of(local_address: str) -> tuple[str, int] | None:
+    """Find the device and the port that have an address in their GID table."""
+    address, _, scope = local_address.partition("%")
+    try:
+        wanted = gid.parse_gid(address)
+    except ValueError:
+        return None
+    for info in devices():
+        if info.transport_type == TransportType.IWARP:
+            continue
+        with suppress(VerbsError), Context(info.name) as context:  # one that cannot be opened is not the one
+            for port_num in range(1, context.query_device().phys_port_cnt + 1):
+                if context.query_port(port_num).state == PortState.ACTIVE:
+                    rows = [row for row in context.gid_table(port_num) if row.gid == wanted]
+                    if any(not scope or scope in row.interface_names or not row.interface_names for row in rows):
+                        return info.name, port_num
+    return None

@@ -1,0 +1,81 @@
+"""Plain arguments and deadlines: no device needed."""
+
+from __future__ import annotations
+
+import math
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import pyverbs_lite as pvl
+from pyverbs_lite._args import Deadline, check_int
+
+
+@pytest.mark.parametrize("value", [3, 7, np.int64(5), np.uint8(4)])
+def test_integers_come_back_as_plain_ints(value):
+    result = check_int("depth", value, 3, 7)
+    assert (type(result), result) == (int, value)
+
+
+@pytest.mark.parametrize("value", [2, 8, -1, 1 << 64, np.int64(-9)])
+def test_a_number_outside_the_range_is_named_with_it(value):
+    with pytest.raises(ValueError, match=rf"^depth must be 3 to 7, not {value}$"):
+        check_int("depth", value, 3, 7)
+
+
+@pytest.mark.parametrize("value", [True, False, 4.0, math.nan, None, "4", b"4", pvl.MTU.MTU_1024, np.float64(4)])
+def test_what_is_no_integer_is_not_taken_for_one(value):
+    with pytest.raises(TypeError, match="depth must be an integer, not"):
+        check_int("depth", value, 0, 7)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.25, 5, math.inf, np.float32(0.5), np.int64(3), Fraction(1, 2)])
+def test_a_deadline_takes_any_real_number(seconds):
+    deadline = Deadline(seconds)
+    assert deadline.seconds == seconds
+    assert deadline.left <= seconds
+    assert deadline.expired == (seconds == 0)
+
+
+def test_a_deadline_of_low_precision_is_still_exact():
+    # The sum of the clock and a float32 would be a float32, which counts in steps of many seconds on a machine that
+    # has been up for long.
+    assert 0.2 < Deadline(np.float32(0.25)).left <= 0.25
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.001, math.nan, -math.inf])
+def test_a_deadline_is_not_in_the_past(seconds):
+    with pytest.raises(ValueError, match="timeout must not be negative"):
+        Deadline(seconds)
+
+
+@pytest.mark.parametrize("seconds", [True, "1", b"", [1], 1j])
+def test_a_deadline_is_a_number(seconds):
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or None"):
+        Deadline(seconds)
+
+
+def test_no_deadline_never_expires():
+    deadline = Deadline(None)
+    assert (deadline.seconds, deadline.left, deadline.expired) == (None, math.inf, False)
+    assert deadline.at_most(0.1) == 0.1
+    assert deadline.sooner(None) is deadline
+    assert deadline.sooner(2).left <= 2
+
+
+def test_the_sooner_of_two_deadlines():
+    deadline = Deadline(60)
+    assert deadline.sooner(90) is deadline
+    assert deadline.sooner(30).seconds == 30
+    assert deadline.at_most(0.25) == 0.25
+    assert 59 < deadline.at_most(1000) <= 60
+
+
+def test_time_left_is_never_negative():
+    deadline = Deadline(0.001)
+    while not deadline.expired:
+        time.sleep(0.0005)
+    assert deadline.left == 0.0
+    assert deadline.at_most(5) == 0.0
