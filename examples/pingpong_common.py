@@ -76,6 +76,8 @@ def run(program: Callable[[], None]) -> None:
 
 # ---------------------------------------------------------------- where QPs are
 
+NO_GID = IPv6Address(0)
+
 
 @dataclass(frozen=True)
 class Address:
@@ -84,7 +86,7 @@ class Address:
     lid: int = 0
     qpn: int = 0
     psn: int = 0
-    gid: IPv6Address = IPv6Address(0)
+    gid: IPv6Address = NO_GID
 
     def pack(self) -> bytes:
         """Write the record."""
@@ -113,7 +115,7 @@ def local_addresses(context: pvl.Context, args: argparse.Namespace, qps: Sequenc
     table = context.gid_table(args.ib_port)
     if args.gid_idx < 0 and port.grh_required:
         args.gid_idx = pvl.gid.choose(table, link_layer=port.link_layer, device=context.name).gid_index
-    gids = {-1: IPv6Address(0)} | {row.gid_index: row.gid for row in table}
+    gids = {-1: NO_GID} | {row.gid_index: row.gid for row in table}
     if args.gid_idx not in gids:
         raise ValueError(f"GID index {args.gid_idx} of {context.name} port {args.ib_port} is empty")
     found = [Address(port.lid, qp.qp_num, secrets.randbits(24), gids[args.gid_idx]) for qp in qps]
@@ -124,7 +126,7 @@ def local_addresses(context: pvl.Context, args: argparse.Namespace, qps: Sequenc
 
 def path_to(args: argparse.Namespace, remote: Address) -> pvl.AHAttr:
     """Return the path to a peer: by GID if it told one, else by LID."""
-    if int(remote.gid) == 0:
+    if remote.gid == NO_GID:
         return pvl.AHAttr(port_num=args.ib_port, dlid=remote.lid, sl=args.sl)
     route = pvl.GlobalRoute(dgid=remote.gid, sgid_index=max(0, args.gid_idx))
     return pvl.AHAttr(port_num=args.ib_port, dlid=remote.lid, sl=args.sl, grh=route)
@@ -151,9 +153,12 @@ def require_odp(
 
 def read(sock: socket.socket, nbytes: int) -> bytes:
     """Read exactly so many bytes: TCP may bring them in pieces."""
-    data = sock.recv(nbytes, socket.MSG_WAITALL)
-    if len(data) < nbytes:
-        raise ConnectionError(f"the peer hung up after {len(data)} of {nbytes} bytes")
+    data = b""
+    while len(data) < nbytes:
+        piece = sock.recv(nbytes - len(data))
+        if not piece:
+            raise ConnectionError(f"the peer hung up after {len(data)} of {nbytes} bytes")
+        data += piece
     return data
 
 

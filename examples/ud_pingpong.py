@@ -4,7 +4,7 @@
     python examples/ud_pingpong.py HOST            the client
 
 A UD QP has no peer: each request says where it goes, by an address handle, a QP number and that QP's key. A message is
-one packet, so it is no longer than the MTU. Each receive begins with 40 bytes for the header, and nothing is sent again.
+one packet, so it is no longer than the MTU. Each receive begins with 40 bytes for the header. Nothing is sent again.
 """
 
 from __future__ import annotations

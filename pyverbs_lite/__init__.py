@@ -12,7 +12,7 @@ Three doors into the same house::
 from importlib.metadata import PackageNotFoundError, version
 
 from . import errors as _errors
-from . import gid, qp_fsm, wire
+from . import cm, gid, qp_fsm, wire
 from .ah import AH, ah_attr_from_wc
 from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
 from .connection import Connection, ConnectionInfo, Message, connect
@@ -85,10 +85,6 @@ from .flow import Flow, FlowAttr
 from .flow_action import AESGCM, ESPAttr, FlowActionESP, FlowActionESPAttr
 from .flow_spec import (
     FlowSpec,
-    FlowSpecActionCount,
-    FlowSpecActionDrop,
-    FlowSpecActionHandle,
-    FlowSpecActionTag,
     FlowSpecESP,
     FlowSpecEth,
     FlowSpecGRE,
@@ -100,6 +96,7 @@ from .flow_spec import (
     FlowSpecUDP,
     FlowSpecVXLAN,
 )
+from .flow_spec_action import FlowSpecActionCount, FlowSpecActionDrop, FlowSpecActionHandle, FlowSpecActionTag
 from .fork import fork_init, is_fork_initialized
 from .gid import GidEntry
 from .grh import GRH, GRH_BYTES, split_grh
@@ -268,6 +265,7 @@ __all__ = [
     "WROpcode",
     "__version__",
     "ah_attr_from_wc",
+    "cm",
     "connect",
     "devices",
     "fork_init",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from ipaddress import IPv6Address
 
+from ._device_attr import known
 from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
 from .enums import MTU, AccessFlags, MigState, QPState
 from .ffi import CData
@@ -15,12 +16,12 @@ __all__ = ["read_cap", "read_qp_attr", "write_cap", "write_qp_attr"]
 _CAP = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 _AH = ("dlid", "sl", "src_path_bits", "static_rate", "is_global", "port_num")
 _ROUTE = ("flow_label", "sgid_index", "hop_limit", "traffic_class")
-#: Members of struct ibv_qp_attr that are no plain integers.
+#: Members of struct ibv_qp_attr that are no plain integers. Some drivers (siw) leave members as they were: any number.
 _READ: dict[str, Callable[[int], object]] = {
-    "qp_state": QPState,
-    "cur_qp_state": QPState,
-    "path_mtu": lambda code: MTU(code) if code else None,  # 0 until a path was set
-    "path_mig_state": MigState,
+    "qp_state": lambda code: known(QPState, code),
+    "cur_qp_state": lambda code: known(QPState, code),
+    "path_mtu": lambda code: known(MTU, code) if code else None,  # 0 until a path was set
+    "path_mig_state": lambda code: known(MigState, code),
     "qp_access_flags": AccessFlags,
     "en_sqd_async_notify": bool,
 }

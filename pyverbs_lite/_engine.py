@@ -12,12 +12,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
-from ._operation import Arrival, Operation, Request, TemporaryMR, repeated
+from ._operation import Arrival, Operation, Region, Request, TemporaryMR, repeated
 from ._resource import Resource
 from .cq import SLICE, SPIN
 from .enums import AccessFlags, WCOpcode, WCStatus
@@ -60,8 +61,11 @@ class Engine(Resource):
         self._c.cell_addr, self._c.cell_lkey = staging.addr, staging.lkey
         self._c.max_inline = min(qp.cap.max_inline_data, self._c.cell_size)
         self._qp, self._staging, self._ring, self._peer = qp, staging, ring, peer
+        self._header = 0  # bytes in front of every message; see framing.c
+        self._watching = False
         self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
         self._live: set[Operation] = set()
+        self._looking: threading.Thread | None = None
         self._temporary: set[TemporaryMR] = set()
         # Both reentrant, for a signal handler may use the connection that it interrupted.
         self._taking = threading.RLock()
@@ -81,7 +85,7 @@ class Engine(Resource):
         requests: Sequence[Request],
         deadline: Deadline,
         *,
-        region: MR | TemporaryMR | None = None,
+        region: Region | None = None,
         fetch: memoryview | None = None,
     ) -> int:
         """Post requests and wait for all of them; return what an atomic found.
@@ -96,28 +100,64 @@ class Engine(Resource):
             CompletionError: the first that failed.
             VerbsError: the connection's failure, where that is why.
         """
-        if self.failure is not None:
-            self.refuse_late(operation)
-        op = Operation(region, fetch)
+        op = Operation(() if region is None else (region,), fetch)
         c = op.c
         try:
-            self._live.add(op)
-            if isinstance(region, MR):
-                region._holders.add(op.serial)
-                if region.closed:  # looked at after the entry: whoever closes it looks for entries afterwards
-                    raise ClosedError(f"{operation}: {region!r} was closed")
+            self._begin(op, operation)
             wait = self._slice(deadline) if len(requests) == 1 else 0
             for request in requests:
                 if c.posted - c.done >= self._window:
-                    self._finish(op, operation, deadline, self._window - 1)
+                    self.finish(op, operation, deadline, self._window - 1)
                 self._post(op, request, operation, deadline, wait)
-            self._finish(op, operation, deadline, 0)
+            self.finish(op, operation, deadline)
             return int(c.result)
         finally:
             op.running = False
             if c.posted != c.done:
                 lib.pvl_abandon(self._c, c)
             self._reap()
+
+    def start(
+        self,
+        operation: str,
+        request: Request,
+        deadline: Deadline,
+        *,
+        region: Region | None = None,
+        fetch: memoryview | None = None,
+    ) -> Operation:
+        """Post one request and return without waiting for it; arguments and errors as ``run``."""
+        op = Operation(() if region is None else (region,), fetch)
+        try:
+            self._begin(op, operation)
+            self._post(op, request, operation, deadline, 0)
+        finally:
+            op.running = False
+        return op
+
+    def start_list(self, operation: str, entries: CData, regions: tuple[Region, ...], keep: object) -> Operation:
+        """Start a ``struct pvl_list`` and return without waiting; C posts what there is room for, whoever polls.
+
+        Args:
+            keep: what the list points into.
+        """
+        op = Operation(regions, None, keep=keep)
+        op.list = entries
+        entries.op = op.c
+        entries.window = self._window
+        try:
+            self._begin(op, operation)
+            if lib.pvl_list_start(self._c, entries) == lib.PVL_STOPPED:
+                self.refuse_late(operation)
+        finally:
+            op.running = False
+        return op
+
+    def _begin(self, op: Operation, operation: str) -> None:
+        if self.failure is not None:
+            self.refuse_late(operation)
+        self._live.add(op)
+        op.hold()
 
     def _post(self, op: Operation, request: Request, operation: str, deadline: Deadline, wait_ns: int) -> None:
         staged = request.addr == 0
@@ -143,6 +183,9 @@ class Engine(Resource):
                 return
             if rc == lib.PVL_STOPPED or self.failure is not None:
                 self.refuse_late(operation)
+            if rc == lib.PVL_NO_CREDIT:
+                self._await_credit(request, operation, deadline)
+                continue
             if rc != lib.PVL_NO_SLOT:
                 raise os_error("ibv_post_send", rc)
             if not self._progress(lib.PVL_UNTIL_SLOT, None, 0, deadline) and deadline.expired:
@@ -153,10 +196,20 @@ class Engine(Resource):
                     f" {deadline.seconds} s",
                 )
 
-    def _finish(self, op: Operation, operation: str, deadline: Deadline, few: int) -> None:
+    def _await_credit(self, request: Request, operation: str, deadline: Deadline) -> None:
+        """Wait until the peer has a receive for a request that is not posted yet."""
+        control = int(request.opcode == lib.PVL_WR_CONTROL)
+        if not self._progress(lib.PVL_UNTIL_CREDIT, None, control, deadline) and deadline.expired:
+            raise WaitTimeout(
+                f"{operation}: the peer has not taken the messages before it, within {deadline.seconds} s; nothing was"
+                " sent",
+                operation,
+            )
+
+    def finish(self, op: Operation, operation: str, deadline: Deadline, few: int = 0) -> None:
         """Wait until so few of an operation's requests are in flight."""
         c = op.c
-        while c.posted - c.done > few:
+        while c.posted - c.done + c.left > few:
             if self._progress(lib.PVL_UNTIL_FEW, op, few, deadline):
                 break
             if self.failure is not None and self._flush_limit.expired:
@@ -172,6 +225,28 @@ class Engine(Resource):
             if c.status == WCStatus.WR_FLUSH_ERR and self.failure is not None:  # that shows what brought it about
                 raise repeated(self.failure, operation)
             raise self._completion_error(c.status, c.wr_id, c.vendor_err, operation)
+        if op.list is not None and op.list.error:
+            if self.failure is None:
+                self.fail(os_error("ibv_post_send", op.list.error))
+            self.refuse_late(operation)
+
+    def look(self) -> None:
+        """Enter the completions that are there, without waiting, and let go of what has ended."""
+        self._progress(lib.PVL_UNTIL_IDLE, None, 0, Deadline(0))
+
+    def keep_looking(self) -> None:
+        """See to it that completions are noticed while nobody waits: by a thread, until no callback is due."""
+        with self._failing:
+            if self._looking is None or not self._looking.is_alive():
+                name = f"completions of QP {self._qp.qp_num:#x}"
+                self._looking = threading.Thread(target=self._look_for_callbacks, name=name, daemon=True)
+                self._looking.start()
+
+    def _look_for_callbacks(self) -> None:
+        while not self.closed and (due := next((op for op in tuple(self._live) if op.notify), None)):
+            with suppress(VerbsError):  # whoever asks for the result gets it
+                self.finish(due, "", Deadline(None))
+            self._reap()
 
     def register(self, memory: memoryview, access: AccessFlags) -> TemporaryMR:
         """Register memory for one operation; ``run`` lets it go when that has ended, and the engine's end at last."""
@@ -179,14 +254,16 @@ class Engine(Resource):
 
     def close_unused(self, region: TemporaryMR) -> None:
         """Close what no operation has come to use."""
-        if not any(op.region is region for op in tuple(self._live)):
+        if not any(region in op.regions for op in tuple(self._live)):
             region.close()
 
     def _reap(self) -> None:
         """Let go of what was in flight when its call ended, and no longer is."""
         for op in tuple(self._live):
-            if not op.running and (op.c.posted == op.c.done or self.closed):
+            if op.ended or (self.closed and not op.running):
                 op.let_go()
+                if op.notify is not None:
+                    op.notify()
                 self._live.discard(op)
 
     # ------------------------------------------------------------ receiving
@@ -217,8 +294,6 @@ class Engine(Resource):
                     raise repeated(self.failure, operation)
                 self.refuse_late(operation)
             if not self._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, deadline) and deadline.expired:
-                if self._live:
-                    self._reap()
                 raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation)
 
     def _take(self, take: Callable[[Arrival], None]) -> None:
@@ -226,7 +301,7 @@ class Engine(Resource):
         index = c.taken
         raw = c.arrivals[index % c.recv_slots]
         opcode = WCOpcode(raw.opcode)
-        start = raw.slot * c.recv_size
+        start = raw.slot * c.recv_size + self._header
         length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
         view = self._ring.view[start : start + length]
         take(Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode))
@@ -245,14 +320,19 @@ class Engine(Resource):
         rc = lib.pvl_progress(self._c, until, op.c if op else ffi.NULL, few, _SPIN_NS, self._slice(deadline))
         if rc < 0 and rc != -errno.ESHUTDOWN:
             raise os_error("ibv_poll_cq", rc)
+        if self._live:
+            self._reap()
         if self._c.cause or self._c.flushed:
             self._conclude()
-        if rc > 0 and rc & lib.PVL_WOKE_PEER:
+        framing = self._c.framing
+        news = framing.control_arrived != framing.control_taken or framing.malformed
+        if self._watching and (news or (rc > 0 and rc & lib.PVL_WOKE_PEER)):
             self.read_peer()
         return bool(rc == 0)
 
     def watch_peer(self) -> None:
         """From now on, wake waiters also when the peer says something, or is gone."""
+        self._watching = True
         self._c.peer_fd = self._peer.control.fileno()
         self.read_peer()  # what came with the end of the handshake wakes nobody
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ._buffer import Pinned
 from ._check import check_rc, os_error
@@ -14,7 +16,7 @@ from .ffi import CData, ffi, lib
 from .mr import MR
 from .wr import completion_error
 
-__all__ = ["Arrival", "Operation", "Request", "TemporaryMR", "repeated"]
+__all__ = ["Arrival", "Operation", "Region", "Request", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
 
@@ -61,6 +63,9 @@ class TemporaryMR:
         self._owner.discard(self)
 
 
+Region: TypeAlias = MR | TemporaryMR
+
+
 @dataclass(slots=True)
 class Request:
     """One work request to post: see ``pvl_post`` in C.
@@ -91,25 +96,64 @@ class Arrival:
 
 
 class Operation:
-    """The requests of one call, counted in C, and what they keep in place."""
+    """The requests of one call, counted in C, and what they keep in place.
 
-    __slots__ = ("c", "fetch", "region", "running", "serial")
+    Attributes:
+        running: whether its call has not ended: it may post more.
+        notify: called once it has ended, where nobody waits for it.
+    """
 
-    def __init__(self, region: MR | TemporaryMR | None, fetch: memoryview | None) -> None:
+    __slots__ = ("c", "fetch", "keep", "list", "notify", "regions", "running", "serial")
+
+    def __init__(self, regions: tuple[Region, ...], fetch: memoryview | None, *, keep: object = None) -> None:
         self.c: CData = ffi.new("struct pvl_op *")
-        self.region = region
+        self.regions = regions
+        self.keep = keep
+        self.list: CData | None = None
         self.fetch = None if fetch is None else ffi.from_buffer(fetch, require_writable=True)
         if self.fetch is not None:
             self.c.fetch = self.fetch
         self.serial = next(_serials)
-        self.running = True  # its call has not ended: it may post more
+        self.running = True
+        self.notify: Callable[[], None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it is in flight, and nothing left to post."""
+        c = self.c
+        return not self.running and bool(c.posted == c.done) and not c.left
+
+    def accepted(self, count: int) -> int:
+        """Return how many of its entries were handed to the device."""
+        return int(self.list.next) if self.list is not None else min(count, int(self.c.posted))
+
+    @property
+    def failed_index(self) -> int:
+        """The entry that failed, or the first that was never posted."""
+        if self.list is not None and self.list.error and not self.c.status:
+            return int(self.list.next)
+        return int(self.c.index)
+
+    def hold(self) -> None:
+        """Keep the regions from being closed.
+
+        Raises:
+            ClosedError: one is closed already.
+        """
+        for region in self.regions:
+            if isinstance(region, TemporaryMR):
+                continue  # nobody else can close it
+            region._holders.add(self.serial)
+            if region.closed:  # looked at after the entry: whoever closes it looks for entries afterwards
+                region._raise_closed()
 
     def let_go(self) -> None:
-        """Release the region; again is the same as once."""
-        if isinstance(self.region, MR):
-            self.region._holders.discard(self.serial)
-        elif self.region is not None:
-            self.region.close()
+        """Release the regions; again is the same as once."""
+        for region in self.regions:
+            if isinstance(region, TemporaryMR):
+                region.close()
+            else:
+                region._holders.discard(self.serial)
 
 
 def repeated(cause: VerbsError, operation: str = "") -> VerbsError:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
 from ._inflight import Held, Hold, Ledger
+from ._mw_request import bind_1_request, invalidation, window_request
 from ._posting import hold_and_run
 from ._qp_features import Features
 from .enums import AccessFlags, MWType, SendFlags, WROpcode
 from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
-from .mw import MW, MWBindInfo, bind_1_request, invalidation, window_request
+from .mw import MW, MWBindInfo
 from .pd import PD
 from .wr import SendWR
 

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, overload
 
 from typing_extensions import Self, Unpack
 
@@ -168,12 +168,14 @@ class Connection(Mover):
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         self._move("write", opcode, source, Deadline(timeout), remote_addr=remote.addr, rkey=remote.rkey, imm=imm)
 
+    @overload
+    def read(self, remote: RemoteBuffer, into: None = None, *, timeout: float | None = None) -> bytes: ...
+
+    @overload
+    def read(self, remote: RemoteBuffer, into: Memory | MR | MRSlice, *, timeout: float | None = None) -> int: ...
+
     def read(
-        self,
-        remote: RemoteBuffer,
-        into: Memory | MR | MRSlice | None = None,
-        *,
-        timeout: float | None = None,
+        self, remote: RemoteBuffer, into: Memory | MR | MRSlice | None = None, *, timeout: float | None = None
     ) -> bytes | int:
         """Read the whole of ``remote``: returned as bytes, or placed into a buffer of at least that size.
 

@@ -80,10 +80,12 @@ class VerbsError(Exception):
 
     Attributes:
         operation: the verb or method that failed, for example ``"ibv_modify_qp"``.
+        failed_index: of a batch or a list, the first entry that failed; None for anything else.
 
     """
 
     operation: str = ""
+    failed_index: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders, and the default would call __init__ with the text alone.

@@ -12,7 +12,8 @@ from ._check import check_ptr, check_rc
 from ._resource import Resource
 from .enums import FlowAttrType, FlowFlags, QPType
 from .ffi import CData, ffi, lib
-from .flow_spec import AnySpec
+from .flow_spec import FlowSpec
+from .flow_spec_action import FlowSpecAction
 
 if TYPE_CHECKING:
     from .qp import QP
@@ -39,7 +40,7 @@ class FlowAttr:
     Verb: ibv_create_flow
     """
 
-    specs: Sequence[AnySpec] = ()
+    specs: Sequence[FlowSpec | FlowSpecAction] = ()
     type: FlowAttrType = FlowAttrType.NORMAL
     priority: int = 0
     port: int = 1
@@ -48,7 +49,7 @@ class FlowAttr:
     def __post_init__(self) -> None:
         object.__setattr__(self, "specs", tuple(self.specs))
         for spec in self.specs:
-            if not isinstance(spec, AnySpec):
+            if not isinstance(spec, (FlowSpec, FlowSpecAction)):
                 raise TypeError(f"a flow rule is made of FlowSpec… values, not of {spec!r}")
         if not isinstance(self.type, FlowAttrType):
             raise TypeError(f"type must be a member of FlowAttrType, not {self.type!r}")

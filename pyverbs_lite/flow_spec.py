@@ -7,24 +7,29 @@ every bit of it counts; with a mask, those bits that the mask has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from ._args import check_int
+from ._flow_members import (
+    BE16,
+    BE32,
+    FLOW_LABEL,
+    IPV4_MEMBER,
+    IPV6_MEMBER,
+    MAC,
+    MAC_MEMBER,
+    U8,
+    VNI,
+    IPv4,
+    IPv6,
+    Member,
+)
 from ._resource import Resource
-from .counters import Counters
 from .enums import FlowSpecType
 from .ffi import CData, ffi
-from .flow_action import FlowActionESP
 
 __all__ = [
     "FlowSpec",
-    "FlowSpecActionCount",
-    "FlowSpecActionDrop",
-    "FlowSpecActionHandle",
-    "FlowSpecActionTag",
     "FlowSpecESP",
     "FlowSpecEth",
     "FlowSpecGRE",
@@ -37,63 +42,6 @@ __all__ = [
     "FlowSpecVXLAN",
 ]
 
-MAC = str | bytes
-IPv4 = str | bytes | IPv4Address
-IPv6 = str | bytes | IPv6Address
-
-
-def _mac(name: str, value: object) -> bytes:
-    octets = value
-    if isinstance(value, str):
-        try:
-            octets = bytes.fromhex(value.replace(":", "").replace("-", ""))
-        except ValueError:
-            octets = b""
-    if not isinstance(octets, bytes):
-        raise TypeError(f"{name} must be a MAC: text such as 02:00:c0:00:02:01, or six bytes; not {value!r}")
-    if len(octets) != 6 or (isinstance(value, str) and len(value) not in (12, 17)):
-        raise ValueError(f"{name} {value!r} is not a MAC: six bytes, or text such as 02:00:c0:00:02:01")
-    return octets
-
-
-def _address(kind: type[IPv4Address] | type[IPv6Address]) -> Callable[[str, object], bytes]:
-    def encode(name: str, value: object) -> bytes:
-        if not isinstance(value, (str, bytes, kind)):  # an int would be accepted, and be in doubtful order
-            raise TypeError(f"{name} must be an {kind.__name__}, its text or its bytes, not {value!r}")
-        try:
-            address = kind(value)
-            if getattr(address, "scope_id", None) is not None:
-                raise ValueError("packets carry no zone")
-            return address.packed
-        except ValueError as error:
-            raise ValueError(f"{name} {value!r} is not an {kind.__name__}: {error}") from None
-
-    return encode
-
-
-def _number(bits: int, width: int = 0) -> Callable[[str, object], bytes]:
-    def encode(name: str, value: object) -> bytes:
-        return check_int(f"{name} ({width or bits} bits)", value, 0, (1 << (width or bits)) - 1).to_bytes(
-            bits // 8, "big"
-        )
-
-    return encode
-
-
-class _Member(NamedTuple):
-    """How a member of a filter is written: ``encode`` gives its bytes, and ``full`` is the mask of all its bits."""
-
-    encode: Callable[[str, object], bytes]
-    full: bytes
-
-
-_MAC = _Member(_mac, b"\xff" * 6)
-_IPV4 = _Member(_address(IPv4Address), b"\xff" * 4)
-_IPV6 = _Member(_address(IPv6Address), b"\xff" * 16)
-_U8, _BE16, _BE32 = (_Member(_number(bits), b"\xff" * (bits // 8)) for bits in (8, 16, 32))
-_FLOW_LABEL = _Member(_number(32, 20), b"\x00\x0f\xff\xff")
-_VNI = _Member(_number(32, 24), b"\x00\xff\xff\xff")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSpec:
@@ -105,7 +53,7 @@ class FlowSpec:
 
     _type: ClassVar[FlowSpecType]
     _struct: ClassVar[str]
-    _members: ClassVar[dict[str, _Member]]
+    _members: ClassVar[dict[str, Member]]
 
     inner: bool = False
 
@@ -156,7 +104,7 @@ class FlowSpecEth(FlowSpec):
 
     _type = FlowSpecType.ETH
     _struct = "ibv_flow_spec_eth"
-    _members = {"dst_mac": _MAC, "src_mac": _MAC, "ether_type": _BE16, "vlan_tag": _BE16}  # noqa: RUF012
+    _members = {"dst_mac": MAC_MEMBER, "src_mac": MAC_MEMBER, "ether_type": BE16, "vlan_tag": BE16}  # noqa: RUF012
 
     dst_mac: MAC | None = None
     dst_mac_mask: MAC | None = None
@@ -174,7 +122,7 @@ class FlowSpecIPv4(FlowSpec):
 
     _type = FlowSpecType.IPV4
     _struct = "ibv_flow_spec_ipv4"
-    _members = {"src_ip": _IPV4, "dst_ip": _IPV4}  # noqa: RUF012
+    _members = {"src_ip": IPV4_MEMBER, "dst_ip": IPV4_MEMBER}  # noqa: RUF012
 
     src_ip: IPv4 | None = None
     src_ip_mask: IPv4 | None = None
@@ -194,12 +142,12 @@ class FlowSpecIPv4Ext(FlowSpec):
     _type = FlowSpecType.IPV4_EXT
     _struct = "ibv_flow_spec_ipv4_ext"
     _members = {  # noqa: RUF012
-        "src_ip": _IPV4,
-        "dst_ip": _IPV4,
-        "proto": _U8,
-        "tos": _U8,
-        "ttl": _U8,
-        "flags": _U8,
+        "src_ip": IPV4_MEMBER,
+        "dst_ip": IPV4_MEMBER,
+        "proto": U8,
+        "tos": U8,
+        "ttl": U8,
+        "flags": U8,
     }
 
     src_ip: IPv4 | None = None
@@ -228,12 +176,12 @@ class FlowSpecIPv6(FlowSpec):
     _type = FlowSpecType.IPV6
     _struct = "ibv_flow_spec_ipv6"
     _members = {  # noqa: RUF012
-        "src_ip": _IPV6,
-        "dst_ip": _IPV6,
-        "flow_label": _FLOW_LABEL,
-        "next_hdr": _U8,
-        "traffic_class": _U8,
-        "hop_limit": _U8,
+        "src_ip": IPV6_MEMBER,
+        "dst_ip": IPV6_MEMBER,
+        "flow_label": FLOW_LABEL,
+        "next_hdr": U8,
+        "traffic_class": U8,
+        "hop_limit": U8,
     }
 
     src_ip: IPv6 | None = None
@@ -256,7 +204,7 @@ class FlowSpecTCP(FlowSpec):
 
     _type = FlowSpecType.TCP
     _struct = "ibv_flow_spec_tcp_udp"
-    _members = {"dst_port": _BE16, "src_port": _BE16}  # noqa: RUF012
+    _members = {"dst_port": BE16, "src_port": BE16}  # noqa: RUF012
 
     dst_port: int | None = None
     dst_port_mask: int | None = None
@@ -277,7 +225,7 @@ class FlowSpecVXLAN(FlowSpec):
 
     _type = FlowSpecType.VXLAN_TUNNEL
     _struct = "ibv_flow_spec_tunnel"
-    _members = {"tunnel_id": _VNI}  # noqa: RUF012
+    _members = {"tunnel_id": VNI}  # noqa: RUF012
 
     tunnel_id: int | None = None
     tunnel_id_mask: int | None = None
@@ -295,7 +243,7 @@ class FlowSpecGRE(FlowSpec):
 
     _type = FlowSpecType.GRE
     _struct = "ibv_flow_spec_gre"
-    _members = {"c_ks_res0_ver": _BE16, "protocol": _BE16, "key": _BE32}  # noqa: RUF012
+    _members = {"c_ks_res0_ver": BE16, "protocol": BE16, "key": BE32}  # noqa: RUF012
 
     c_ks_res0_ver: int | None = None
     c_ks_res0_ver_mask: int | None = None
@@ -315,7 +263,7 @@ class FlowSpecMPLS(FlowSpec):
 
     _type = FlowSpecType.MPLS
     _struct = "ibv_flow_spec_mpls"
-    _members = {"label": _BE32}  # noqa: RUF012
+    _members = {"label": BE32}  # noqa: RUF012
 
     label: int | None = None
     label_mask: int | None = None
@@ -327,103 +275,9 @@ class FlowSpecESP(FlowSpec):
 
     _type = FlowSpecType.ESP
     _struct = "ibv_flow_spec_esp"
-    _members = {"spi": _BE32, "seq": _BE32}  # noqa: RUF012
+    _members = {"spi": BE32, "seq": BE32}  # noqa: RUF012
 
     spi: int | None = None
     spi_mask: int | None = None
     seq: int | None = None
     seq_mask: int | None = None
-
-
-# ---------------------------------------------------------------- actions
-
-
-class _Action:
-    """Base of what is done with the packets that a rule catches."""
-
-    __slots__ = ()
-    _type: ClassVar[FlowSpecType]
-    _struct: ClassVar[str]
-
-    def pack(self) -> bytes:
-        """Return the C struct: type, size and, in host order, what the action needs."""
-        raw = ffi.new(f"struct {self._struct} *")
-        raw.type, raw.size = self._type, ffi.sizeof(raw[0])
-        self._fill(raw)
-        return bytes(ffi.buffer(raw))
-
-    def _fill(self, raw: CData) -> None:
-        """Write what the action needs."""
-
-    @property
-    def _refers_to(self) -> Resource | None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSpecActionTag(_Action):
-    """Mark packets (``struct ibv_flow_spec_action_tag``): ``WCView.flow_tag`` shows ``tag_id``, 24 bits."""
-
-    _type = FlowSpecType.ACTION_TAG
-    _struct = "ibv_flow_spec_action_tag"
-
-    tag_id: int
-
-    def __post_init__(self) -> None:
-        check_int("tag_id (24 bits)", self.tag_id, 0, (1 << 24) - 1)
-
-    def _fill(self, raw: CData) -> None:
-        raw.tag_id = self.tag_id
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSpecActionDrop(_Action):
-    """Drop packets (``struct ibv_flow_spec_action_drop``)."""
-
-    _type = FlowSpecType.ACTION_DROP
-    _struct = "ibv_flow_spec_action_drop"
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSpecActionCount(_Action):
-    """Count packets (``struct ibv_flow_spec_counter_action``)."""
-
-    _type = FlowSpecType.ACTION_COUNT
-    _struct = "ibv_flow_spec_counter_action"
-
-    counters: Counters
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.counters, Counters):
-            raise TypeError(f"counters must be of class Counters, not {self.counters!r}")
-
-    def _fill(self, raw: CData) -> None:
-        raw.counters = self.counters._handle
-
-    @property
-    def _refers_to(self) -> Resource:
-        return self.counters
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSpecActionHandle(_Action):
-    """Apply an action that was made before, such as decryption (``struct ibv_flow_spec_action_handle``)."""
-
-    _type = FlowSpecType.ACTION_HANDLE
-    _struct = "ibv_flow_spec_action_handle"
-
-    action: FlowActionESP
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.action, FlowActionESP):
-            raise TypeError(f"action must be of class FlowActionESP, not {self.action!r}")
-
-    def _fill(self, raw: CData) -> None:
-        raw.action = self.action._handle
-
-    @property
-    def _refers_to(self) -> Resource:
-        return self.action
-
-
-AnySpec = FlowSpec | _Action

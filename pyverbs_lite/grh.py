@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._args import check_int
 from ._buffer import as_bytes_view
@@ -132,6 +132,12 @@ def _checksum(header: bytes) -> int:
     return ~total & 0xFFFF
 
 
+def _memory(buffer: Any) -> Memory:
+    """Return what can be viewed: of a region or a slice of one, its own view."""
+    memory: Memory = buffer.view if hasattr(buffer, "lkey") else buffer
+    return memory
+
+
 def split_grh(buffer: Memory | MR | MRSlice, wc: WC) -> tuple[GRH | None, memoryview]:
     """Split what a UD receive brought into its header and its payload; the payload is a view, not a copy.
 
@@ -147,8 +153,7 @@ def split_grh(buffer: Memory | MR | MRSlice, wc: WC) -> tuple[GRH | None, memory
         ValueError: the completion is not that of a datagram received into this buffer.
     """
     wc.raise_for_status()
-    memory: Memory = getattr(buffer, "view", buffer)
-    view = as_bytes_view(memory, what="the buffer of a UD receive")
+    view = as_bytes_view(_memory(buffer), what="the buffer of a UD receive")
     if wc.is_recv is False or not GRH_BYTES <= wc.byte_len <= len(view):
         raise ValueError(
             f"a datagram in these {len(view)} bytes has {GRH_BYTES} to {len(view)} of them, and this completion"

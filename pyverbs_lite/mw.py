@@ -17,9 +17,10 @@ from .mr import MR, MRSlice
 from .pd import PD
 
 if TYPE_CHECKING:
+    from ._mw_request import WindowRequest
     from .qp import QP
 
-__all__ = ["MW", "MWBindInfo", "window_invalidated", "window_request"]
+__all__ = ["MW", "MWBindInfo", "State", "window_invalidated", "window_of"]
 
 _A = AccessFlags
 _ALLOWED = _A.REMOTE_READ | _A.REMOTE_WRITE | _A.REMOTE_ATOMIC | _A.ZERO_BASED
@@ -52,7 +53,7 @@ class MWBindInfo:
         return cls(memory if isinstance(memory, MR) else memory.mr, memory.addr, memory.length, access)
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
     """What a window is, or will be once the requests in flight have been carried out."""
 
     rkey: int
@@ -86,10 +87,10 @@ class MW(Resource):
         self.pd = pd
         self.context = pd.context
         self._lock = threading.RLock()
-        self._state = _State(handle.rkey)
+        self._state = State(handle.rkey)
         self._holders: set[int] = set()
         #: Requests in flight and the state before each, oldest first.
-        self._pending: list[tuple[_Request, _State]] = []
+        self._pending: list[tuple[WindowRequest, State]] = []
         destroy = _DeallocMW()
         self._own(handle, destroy, pd, label=f"MW of {pd.context.name}")
         destroy.serial = self._serial
@@ -130,6 +131,13 @@ class MW(Resource):
         """Bind the window by a request on a QP: ``QP.bind_mw`` seen from here."""
         qp.bind_mw(self, memory, access, wr_id=wr_id, send_flags=send_flags)
 
+    def assume_invalidated(self) -> None:
+        """Take the window for free: the peer has invalidated it, and the library could not see that.
+
+        It sees the receive that an invalidation comes with, unless that is polled through the C interface.
+        """
+        window_invalidated(self.context, self.rkey)
+
     # ------------------------------------------------------------ requests in flight
 
     def _check_bind(self, info: MWBindInfo, pd: PD) -> None:
@@ -165,7 +173,7 @@ class MW(Resource):
         if not self._state.free:
             raise StateError(f"{self!r} cannot be bound again before it was invalidated (LOCAL_INV, SEND_WITH_INV)")
 
-    def _become(self, new: _State) -> None:
+    def _become(self, new: State) -> None:
         old, self._state = self._state, new
         if new.mr is not old.mr:
             if old.mr is not None:
@@ -182,7 +190,7 @@ class MW(Resource):
                 self._attach(new.qp)
         _windows[self.context._serial, new.rkey] = self
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: WindowRequest) -> None:
         with self._lock:
             if self._index(request) is not None:
                 return
@@ -192,7 +200,7 @@ class MW(Resource):
             self._pending.append((request, self._state))
             self._become(request.target(self._state))
 
-    def _end(self, request: _Request) -> None:
+    def _end(self, request: WindowRequest) -> None:
         """Take note that a request was carried out, and with it those before."""
         with self._lock:
             index = self._index(request)
@@ -200,9 +208,9 @@ class MW(Resource):
                 return
             del self._pending[: index + 1]
             if request.info is None and not self._pending:
-                self._become(_State(self._state.rkey))
+                self._become(State(self._state.rkey))
 
-    def _revert(self, request: _Request) -> None:
+    def _revert(self, request: WindowRequest) -> None:
         """Take note that a request was not carried out, nor what came after it."""
         with self._lock:
             index = self._index(request)
@@ -214,7 +222,7 @@ class MW(Resource):
             if (handle := self._owned.cdata) is not None:
                 handle.rkey = state.rkey
 
-    def _index(self, request: _Request) -> int | None:
+    def _index(self, request: WindowRequest) -> int | None:
         return next((i for i, (other, _) in enumerate(self._pending) if other is request), None)
 
     def _bound_by_driver(self) -> None:
@@ -233,101 +241,24 @@ class MW(Resource):
     def _after_destroy(self) -> None:
         with self._lock:
             self._pending.clear()
-            self._become(_State(self._state.rkey))
+            self._become(State(self._state.rkey))
 
 
 #: (serial number of the context, rkey) -> window, to find the one that an invalidation is for.
 _windows: weakref.WeakValueDictionary[tuple[int, int], MW] = weakref.WeakValueDictionary()
 
 
-class _Request:
-    """A request that changes a window, as what it holds while it is in flight (see ``_inflight.Held``).
-
-    Args:
-        info: what the window is bound to, or None if it is invalidated or unbound.
-    """
-
-    __slots__ = ("info", "kept", "mw", "qp", "rkey")
-
-    def __init__(self, mw: MW, rkey: int, info: MWBindInfo | None, qp: QP | None) -> None:
-        self.mw = mw
-        self.rkey = rkey
-        self.info = info
-        self.qp = qp
-        # The old region too: until the request is carried out, the window is still on it.
-        self.kept: list[MR] = [region for region in (info.mr if info else None, mw.mr) if region is not None]
-
-    @property
-    def _handle(self) -> CData:
-        for region in self.kept:
-            region._handle  # noqa: B018 - raises if it was closed meanwhile
-        return self.mw._handle
-
-    @property
-    def _holders(self) -> _Request:
-        return self  # has what is called on a set
-
-    def target(self, now: _State) -> _State:
-        """Return the state after it was carried out; a region that is let go of stays the window's until then."""
-        if self.info is None:
-            return now._replace(free=True)
-        return _State(self.rkey, self.info.mr, self.qp, free=False)
-
-    def add(self, serial: int) -> None:
-        """Hold window and regions, and expect the change."""
-        for holders in (self.mw._holders, *(region._holders for region in self.kept)):
-            holders.add(serial)
-        self.mw._begin(self)
-
-    def discard(self, serial: int) -> None:
-        """Let go; unless it was reverted, the change has happened."""
-        for holders in (self.mw._holders, *(region._holders for region in self.kept)):
-            holders.discard(serial)
-        self.mw._end(self)
-
-    def revert(self) -> None:
-        """Take the change back: it was refused, or failed."""
-        self.mw._revert(self)
-
-    def lost(self) -> None:
-        """Expect the worse, as nobody knows whether it was carried out: the window is still bound."""
-        if self.info is None:
-            self.mw._revert(self)
-
-
-def window_request(mw: object, rkey: int, info: object, pd: PD, qp: QP | None) -> _Request:
-    """Check a ``BIND_MW`` request; return what it holds.
-
-    Raises:
-        TypeError, ValueError, StateError: the window cannot be bound so.
-    """
-    if not isinstance(mw, MW):
-        raise TypeError(f"mw must be an MW, not {mw!r}")
-    if not isinstance(info, MWBindInfo):
-        raise TypeError(f"bind_info must be an MWBindInfo, not {info!r}")
-    mw._check_bind_2(rkey)
-    mw._check_bind(info, pd)
-    return _Request(mw, rkey, info, qp)
-
-
-def bind_1_request(mw: MW, info: MWBindInfo, pd: PD) -> _Request:
-    """Check what ``ibv_bind_mw`` is to do with a window of type 1; return what it holds."""
-    mw._check_bind(info, pd)
-    return _Request(mw, mw.rkey, info if info.length else None, None)
-
-
-def invalidation(pd: PD, rkey: int) -> _Request | None:
-    """Return what a ``LOCAL_INV`` request holds, if its key is that of a window of the library's."""
-    mw = _windows.get((pd.context._serial, rkey))
-    return None if mw is None or mw.closed or mw.rkey != rkey else _Request(mw, rkey, None, None)
+def window_of(context: Resource, rkey: int) -> MW | None:
+    """Find the open window that has a key now."""
+    mw = _windows.get((context._serial, rkey))
+    return None if mw is None or mw.closed or mw._state.rkey != rkey else mw
 
 
 def window_invalidated(context: Resource, rkey: int) -> None:
     """Take note that the peer has invalidated a window."""
-    mw = _windows.get((context._serial, rkey))
-    if mw is not None and mw._state.rkey == rkey:
+    if (mw := window_of(context, rkey)) is not None:
         with mw._lock:
-            mw._become(_State(rkey))
+            mw._become(State(rkey))
 
 
 class _DeallocMW:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from ._posting import post
 from ._resource import Resource
 from ._rules import check_recv
 from .enums import QPType, SRQAttrMask, SRQInitAttrMask, SRQType
+from .errors import VerbsError
 from .ffi import CData, ffi, lib
 from .pd import PD
 from .wr import RecvWR
@@ -103,7 +106,8 @@ class SRQ(Resource):
         self.grh_room = 0
         self._lock = threading.RLock()
         self._queue = InFlight(in_order=False)
-        self._own(handle, _DestroySRQ(self._lock, self._queue), *parents, label=f"SRQ of {pd.context.name}")
+        destroy = _DestroySRQ(self._lock, self._queue, self.cq)
+        self._own(handle, destroy, *parents, label=f"SRQ of {pd.context.name}")
         if self.cq is not None:
             # XRC_RECV QPs have no receive CQ, and may be another process's: only the SRQ knows these receives.
             self._ledger = Ledger(QPType.XRC_RECV, self._queue)
@@ -235,15 +239,20 @@ def _extend(raw: CData, pd: PD, init_attr: SRQInitAttr) -> list[Resource]:
 
 
 class _DestroySRQ:
-    """Destroys an SRQ and lets go of the memory regions of what was never received."""
+    """Destroys an SRQ, reads the completions that it leaves behind, and lets go of what was never received."""
 
-    __slots__ = ("lock", "queue")
+    __slots__ = ("harvest", "lock", "queue")
 
-    def __init__(self, lock: threading.RLock, queue: InFlight) -> None:
+    def __init__(self, lock: threading.RLock, queue: InFlight, cq: CQ | None) -> None:
         self.lock = lock
         self.queue = queue
+        # Weak, because a finaliser that leads to a CQ would keep what hangs on it for ever.
+        self.harvest = None if cq is None else weakref.WeakMethod(cq._harvest)
 
     def __call__(self, handle: CData) -> None:
         with self.lock:
             check_rc("ibv_destroy_srq", lib.ibv_destroy_srq(handle))
+        if self.harvest is not None and (harvest := self.harvest()) is not None:
+            with suppress(VerbsError):
+                harvest()
         self.queue.clear()

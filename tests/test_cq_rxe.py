@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -476,12 +477,11 @@ def test_no_interrupt_loses_or_repeats_a_completion(cq, mr, pair, on_alarm):
             posted += 1
         try:
             armed = True
-            taken.extend(cq.wait(0.01, n=7))
+            with suppress(pvl.WaitTimeout):
+                taken.extend(cq.wait(0.01, n=7))
             armed = False
         except Interrupted:
             interrupts += 1
-        except pvl.WaitTimeout:
-            armed = False
     assert [wc.wr_id for wc in taken] == list(range(total))
     assert interrupts > 5
     assert left.sends_in_flight == 0

@@ -51,6 +51,14 @@ TREE = {
     "PeerClosedError": ("HandshakeError", ConnectionError),
     "AuthenticationError": ("HandshakeError", ConnectionError),
     "HandshakeTimeout": ("HandshakeError", TimeoutError),
+    "CMError": ("HandshakeError", ConnectionError),
+    "CMAddressError": ("CMError", ConnectionError),
+    "CMRouteError": ("CMError", ConnectionError),
+    "CMUnreachableError": ("CMError", ConnectionError),
+    "CMRejectedError": ("CMError", ConnectionError),
+    "CMConnectError": ("CMError", ConnectionError),
+    "CMDeviceRemovedError": ("CMError", ConnectionError),
+    "CMMulticastError": ("CMError", ConnectionError),
 }
 
 #: Statuses of services that this library does not offer (reliable datagram, tag matching).

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
 from support import ALL_ACCESS, completions, connect_qps, in_thread, make_qp
 
 import pyverbs_lite as pvl
-from pyverbs_lite.ffi import lib
+from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma
 
@@ -292,6 +295,60 @@ def test_invalidated_by_the_peer_it_is_void(pd, cq, pair, region, local):
     left.post_send(pvl.SendWR(opcode=OP.SEND_WITH_INV, invalidate_rkey=mw.rkey))
     assert done(cq, 2) == [S.SUCCESS] * 2
     assert read(cq, left, local, region.addr + 64, mw.rkey) == S.REM_ACCESS_ERR
+
+
+def test_an_invalidation_that_the_library_cannot_see(context, pd, region):
+    plain, bypassed = context.create_cq(20), context.create_cq(20)
+    left, right = make_qp(pd, plain), make_qp(pd, bypassed)
+    connect_qps(left, right)
+    mw = pd.alloc_mw()
+    bind(bypassed, right, mw, region[64:128])
+    right.post_recv(pvl.RecvWR())
+    left.post_send(pvl.SendWR(opcode=OP.SEND_WITH_INV, invalidate_rkey=mw.rkey))
+    assert done(plain) == [S.SUCCESS]
+    assert lib.ibv_poll_cq(bypassed._handle, 1, ffi.new("struct ibv_wc *")) == 1
+    with pytest.raises(pvl.StateError, match="before it was invalidated"):
+        right.bind_mw(mw, region[:8], A.REMOTE_READ)
+    mw.assume_invalidated()
+    bind(bypassed, right, mw, region[:8])
+
+
+@pytest.mark.parametrize("fields", [pvl.CreateCQWCFlags.WITH_IMM, pvl.CreateCQWCFlags.WITH_BYTE_LEN])
+def test_an_extended_cq_sees_it(context, pd, region, fields):
+    plain = context.create_cq(20)
+    seeing = context.create_cq_ex(20, wc_flags=fields)
+    left, right = make_qp(pd, plain), make_qp(pd, seeing)
+    connect_qps(left, right)
+    mw = pd.alloc_mw()
+    bind(seeing, right, mw, region[64:128])
+    right.post_recv(pvl.RecvWR())
+    left.post_send(pvl.SendWR(opcode=OP.SEND_WITH_INV, invalidate_rkey=mw.rkey))
+    assert done(plain) == [S.SUCCESS]
+    (wc,) = completions(seeing, 1)
+    asked = fields == pvl.CreateCQWCFlags.WITH_IMM
+    assert (wc.invalidated_rkey, wc.imm_data, mw.mr) == (mw.rkey if asked else None, None, None)
+
+
+def test_a_batch_of_the_work_request_api(context, pd, cq, region, local):
+    ops = pvl.SendOpsFlags
+    cap = pvl.QPCap(max_send_wr=8, max_recv_wr=8, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
+    flags = ops.WITH_BIND_MW | ops.WITH_LOCAL_INV | ops.WITH_SEND
+    right = pd.create_qp(pvl.QPInitAttr(send_cq=cq, recv_cq=cq, cap=cap, send_ops_flags=flags))
+    left = make_qp(pd, cq)
+    connect_qps(left, right, timeout=10)
+    mw = pd.alloc_mw()
+    key = mw.next_rkey()
+    with right.wr_batch() as wr:
+        wr.bind_mw(mw, key, pvl.MWBindInfo.of(region[64:128], A.REMOTE_READ))
+    assert done(cq) == [S.SUCCESS]
+    assert (mw.rkey, mw.mr) == (key, region)
+    assert read(cq, left, local, region.addr + 64, key) == S.SUCCESS
+    with right.wr_batch() as wr:
+        wr.local_inv(key)
+    assert done(cq) == [S.SUCCESS]
+    assert mw.mr is None
+    in_thread(right.close)(10)
+    assert not mw.closed
 
 
 def test_the_request_api_of_one_list(pd, cq, pair, region, local):
@@ -610,3 +667,28 @@ def test_dropped_together(context, cq, mw_type):
     messages = in_thread(drop)(20)
     assert len(messages) == 5
     assert all("it was destroyed now" in message for message in messages)
+
+
+def test_left_open_until_the_program_ends():
+    """A soft-RoCE device takes 50 s to destroy a QP with a window bound, so the order counts here, too."""
+    code = """
+import os, sys
+sys.path.insert(0, os.environ["TESTS"])
+import pyverbs_lite as pvl
+from support import ALL_ACCESS, completions, connect_qps, make_qp
+
+context = pvl.open_device()
+pd, cq = context.alloc_pd(), context.create_cq(10)
+windows = [pd.alloc_mw(kind) for kind in pvl.MWType]  # older than the QP
+mr = pd.alloc(64, ALL_ACCESS | pvl.AccessFlags.MW_BIND)
+left, right = make_qp(pd, cq), make_qp(pd, cq)
+connect_qps(left, right)
+for mw in windows:
+    right.bind_mw(mw, mr, pvl.AccessFlags.REMOTE_READ)
+assert all(wc.status == pvl.WCStatus.SUCCESS for wc in completions(cq, 2))
+"""
+    environment = {**os.environ, "TESTS": os.path.dirname(__file__)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

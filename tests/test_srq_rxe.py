@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 from support import completions, connect_qps, make_qp, own_gid, path_to
 
@@ -192,7 +190,7 @@ def test_a_qp_with_a_shared_queue_has_none_of_its_own(pd, cq, srq, mr):
     qp = srq_qp(pd, cq, srq)
     assert qp.srq is srq
     qp.to_init()
-    with pytest.raises(pvl.StateError, match="takes its receives from an SRQ: post them with SRQ.post_recv"):
+    with pytest.raises(pvl.StateError, match="takes its receives from an SRQ: post them with SRQ"):
         qp.post_recv(*receives(mr, 1))
 
 
@@ -255,7 +253,6 @@ def test_a_dropped_queue_lets_go_as_well(pd, mr):
     srq.post_recv(*receives(mr, 4))
     with pytest.warns(ResourceWarning, match="SRQ of .* was never closed"):
         del srq
-        gc.collect()
     mr.close()
 
 

@@ -208,6 +208,45 @@ def test_a_flush_of_what_was_written(pair, mr):
         wr.flush(remote(mr, 0, 8), 1, 0)
 
 
+def test_memory_windows(pd, pair, cq, quiet):
+    """Bound, used, and taken away by the peer; bound again, and taken away by ourselves."""
+    left, right = pair
+    region = pd.alloc(4096, ACCESS | A.MW_BIND)
+    with pd.alloc_mw() as mw:
+        first = mw.next_rkey()
+        with left.wr_batch() as wr:
+            wr.bind_mw(mw, first, pvl.MWBindInfo.of(region[1024:1032], A.REMOTE_WRITE | A.REMOTE_READ), wr_id=1)
+        assert [(wc.wr_id, wc.opcode) for wc in completions(cq, 1)] == [(1, pvl.WCOpcode.BIND_MW)]
+        assert mw.rkey == first
+        window = pvl.RemoteBuffer(region.addr + 1024, first, 8)
+        right.post_send(pvl.SendWR(opcode=Op.RDMA_WRITE, sg_list=[region[0:8]], remote=window))
+        completions(quiet, 1)[0].raise_for_status()
+        with left.wr_batch() as wr:
+            wr.local_inv(first, wr_id=2)
+            wr.rdma_read(remote(region, 0, 8), sg_list=[region[8:16]], wr_id=3)
+        assert [(wc.wr_id, wc.status) for wc in completions(cq, 2)] == [(i, pvl.WCStatus.SUCCESS) for i in (2, 3)]
+        second = mw.next_rkey()
+        with left.wr_batch() as wr:
+            wr.bind_mw(mw, second, pvl.MWBindInfo.of(region[0:8], A.REMOTE_READ))
+        completions(cq, 1)[0].raise_for_status()
+
+
+def test_a_message_that_takes_a_key_away(pd, cq, quiet):
+    left, right = qp_for(pd, cq, RC_OPS), qp_for(pd, quiet, RC_OPS)
+    connect_qps(left, right)
+    region = pd.alloc(4096, ACCESS | A.MW_BIND)
+    with pd.alloc_mw() as mw:
+        with left.wr_batch() as wr:
+            wr.bind_mw(mw, mw.next_rkey(), pvl.MWBindInfo.of(region[0:8], A.REMOTE_READ))
+        completions(cq, 1)[0].raise_for_status()
+        left.post_recv(pvl.RecvWR(wr_id=9))
+        with right.wr_batch() as wr:
+            wr.send_inv(mw.rkey)
+        (got,) = completions(cq, 1)
+        assert (got.wr_id, got.invalidated_rkey) == (9, mw.rkey)
+        assert mw.mr is None
+
+
 def test_datagrams(context, pd, cq, mr):
     left, right = (qp_for(pd, cq, Ops.WITH_SEND | Ops.WITH_SEND_WITH_IMM, T.UD) for _ in range(2))
     for qp, key in ((left, 5), (right, 6)):
@@ -305,18 +344,15 @@ def test_a_batch_that_finds_too_few_free_slots(pd, cq, quiet, mr):
     with left.wr_batch() as wr:
         wr.send(wr_id=200)
     assert [wc.wr_id for wc in completions(cq, 4)] == [0, 1, 2, 200]
-    mr.close  # noqa: B018 - held by receives only
     assert left.sends_in_flight == 0
 
 
 def test_a_batch_longer_than_the_queue_is_refused_at_once(pair, mr):
     left, _right = pair
-    with pytest.raises(
-        ValueError, match=f"a batch is posted whole, and this QP's max_send_wr is {left.cap.max_send_wr}"
-    ):
-        with left.wr_batch() as wr:
-            for _ in range(left.cap.max_send_wr + 1):
-                wr.send()
+    text = f"a batch is posted whole, and this QP's max_send_wr is {left.cap.max_send_wr}"
+    with pytest.raises(ValueError, match=text), left.wr_batch() as wr:
+        for _ in range(left.cap.max_send_wr + 1):
+            wr.send()
     assert left.sends_in_flight == 0
 
 

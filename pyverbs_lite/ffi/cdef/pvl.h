@@ -2,6 +2,7 @@
 #define PVL_WOKE_PEER ...
 #define PVL_WOKE_SIGNAL ...
 #define PVL_WOKE_TIMEOUT ...
+#define PVL_WOKE_CONTROL ...
 
 int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc, int max_wc,
              int64_t spin_ns, int64_t timeout_ns, int *got, int *woke);
@@ -19,10 +20,15 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 
 #define PVL_NO_SLOT ...
 #define PVL_STOPPED ...
+#define PVL_NO_CREDIT ...
 #define PVL_UNTIL_FEW ...
 #define PVL_UNTIL_ARRIVAL ...
 #define PVL_UNTIL_SLOT ...
 #define PVL_UNTIL_IDLE ...
+#define PVL_UNTIL_CREDIT ...
+#define PVL_UNTIL_CONTROL ...
+#define PVL_WR_CONTROL ...
+#define PVL_WR_NOTICE ...
 
 struct pvl_op {
     uint32_t posted;
@@ -30,8 +36,34 @@ struct pvl_op {
     int32_t status;
     uint32_t vendor_err;
     uint64_t wr_id;
+    uint64_t index;
+    uint32_t left;
     void *fetch;
     uint64_t result;
+};
+struct pvl_request {
+    uint64_t addr;
+    uint64_t length;
+    uint64_t remote_addr;
+    uint32_t lkey;
+    uint32_t rkey;
+    int32_t opcode;
+    uint32_t imm;
+};
+struct pvl_list {
+    struct pvl_op *op;
+    uint64_t count;
+    const struct pvl_request *requests;
+    const uint64_t *offsets;
+    const uint64_t *remote_offsets;
+    const uint64_t *lengths;
+    struct pvl_request base;
+    uint64_t remote_length;
+    uint64_t max_piece;
+    uint32_t window;
+    uint64_t next;
+    int32_t error;
+    ...;
 };
 struct pvl_arrival {
     uint32_t slot;
@@ -40,7 +72,17 @@ struct pvl_arrival {
     int32_t has_imm;
     int32_t opcode;
 };
+struct pvl_framing {
+    int on;
+    int malformed;
+    uint32_t granted, sent, offered, told;
+    struct pvl_arrival *control;
+    uint64_t control_arrived;
+    uint64_t control_taken;
+    ...;
+};
 struct pvl_engine {
+    struct pvl_framing framing;
     int polling;
     int over;
     int peer_fd;
@@ -71,6 +113,8 @@ struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct i
 void pvl_engine_free(struct pvl_engine *engine);
 int pvl_post_ring(struct pvl_engine *engine);
 int pvl_take(struct pvl_engine *engine, uint64_t index);
+int pvl_take_control(struct pvl_engine *engine, uint64_t index);
+int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t granted, uint16_t control);
 int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t spin_ns,
                  int64_t timeout_ns);
 int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
@@ -78,6 +122,8 @@ int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int stage
              uint64_t swap, int64_t spin_ns, int64_t timeout_ns);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);
+uint64_t pvl_list_check(const struct pvl_list *list);
+int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list);
 
 struct pvl_region {
     struct ibv_mr *mr;

@@ -16,16 +16,19 @@
 #include <string.h>
 
 #define PVL_RECV (1ULL << 63)
-#define PVL_BATCH 32
+#define PVL_BATCH 32 /* completions taken at a time; requests behind one doorbell */
 
 #define PVL_NO_SLOT (-1) /* pvl_post(): as many requests are in flight as there are slots */
 #define PVL_STOPPED (-2) /* pvl_post(): pvl_stop() was called */
+#define PVL_NO_CREDIT (-3) /* pvl_post(): the peer has no receive for it now; see framing.c */
 
 /* What pvl_progress() waits for. */
 #define PVL_UNTIL_FEW 0     /* at most `few` requests of the operation are in flight */
 #define PVL_UNTIL_ARRIVAL 1 /* a message has arrived, or none can any more */
 #define PVL_UNTIL_SLOT 2    /* a slot is free */
 #define PVL_UNTIL_IDLE 3    /* nothing is in flight, receives included */
+#define PVL_UNTIL_CREDIT 4  /* a slot is free, and the peer has a receive: for a message, or if `few` for control bytes */
+#define PVL_UNTIL_CONTROL 5 /* control bytes have arrived, or nothing can any more */
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
 struct pvl_op {
@@ -34,6 +37,8 @@ struct pvl_op {
     int32_t status; /* the first that was not SUCCESS, or 0 */
     uint32_t vendor_err;
     uint64_t wr_id;  /* of that one */
+    uint64_t index;  /* its entry, where the operation is a list */
+    uint32_t left;   /* 1 while a list has entries that are not posted yet */
     void *fetch;     /* where a staged read goes, or NULL */
     uint64_t result; /* what an atomic returned */
 };
@@ -43,6 +48,9 @@ struct pvl_slot {
     uint32_t length;
     int32_t opcode;
     int32_t staged;
+    int32_t quiet;   /* unsignalled: heard of only if it fails, and ends with the signalled one after it */
+    uint32_t before; /* the quiet slot that ends with this one, plus 1; 0: none */
+    uint64_t index;  /* which entry of a list */
 };
 
 struct pvl_arrival {
@@ -90,8 +98,21 @@ struct pvl_engine {
     uint64_t cause_wr_id;
     uint32_t flushed;
 
+    struct pvl_list *lists; /* those with entries left to post: see pump.c */
+    struct ibv_send_wr wrs[PVL_BATCH];
+    struct ibv_sge sges[2 * PVL_BATCH];
+
+    struct pvl_framing framing;
+
     struct ibv_wc wc[PVL_BATCH];
 };
+
+static void pvl_pump(struct pvl_engine *engine);
+static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int control);
+static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len);
+static void pvl_tell(struct pvl_engine *engine);
+static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
+                      int staged, uint32_t imm, uint32_t length);
 
 static void pvl_engine_free(struct pvl_engine *engine)
 {
@@ -100,6 +121,8 @@ static void pvl_engine_free(struct pvl_engine *engine)
     free(engine->slots);
     free(engine->free);
     free(engine->arrivals);
+    free(engine->framing.control);
+    free(engine->framing.own);
     free(engine);
 }
 
@@ -178,8 +201,7 @@ static int pvl_take(struct pvl_engine *engine, uint64_t index)
         uint32_t slot = engine->arrivals[index % engine->recv_slots].slot;
 
         engine->taken++;
-        if (!engine->stopped && !engine->over)
-            rc = pvl_post_recv_locked(engine, slot);
+        rc = pvl_repost(engine, slot, 0);
     }
     pthread_mutex_unlock(&engine->lock);
     return rc;
@@ -197,27 +219,37 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
     if (!(wc->wr_id & PVL_RECV)) {
         struct pvl_slot *slot = &engine->slots[wc->wr_id];
         struct pvl_op *op = slot->op;
+        uint32_t ended = 0;
         const void *cell = (const void *)(uintptr_t)(engine->cell_addr + wc->wr_id * engine->cell_size);
 
         if (wc->status != IBV_WC_SUCCESS) {
             if (op->status == 0) {
                 op->vendor_err = wc->vendor_err;
                 op->wr_id = wc->wr_id;
+                op->index = slot->index;
                 op->status = wc->status;
             }
+            if (slot->quiet)
+                return; /* the signalled one after it is flushed, and ends this one too */
         } else if (slot->staged && slot->opcode == IBV_WR_RDMA_READ) {
             if (op->fetch)
                 memcpy(op->fetch, cell, slot->length);
         } else if (slot->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || slot->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
             memcpy(&op->result, cell, sizeof(op->result));
         }
-        slot->op = NULL;
-        engine->free[engine->free_count++] = (uint32_t)wc->wr_id;
-        engine->in_flight--;
-        __atomic_store_n(&op->done, op->done + 1, __ATOMIC_RELEASE); /* last: Python looks without the lock */
+        for (uint32_t next = (uint32_t)wc->wr_id + 1; next; ended++) {
+            slot = &engine->slots[next - 1];
+            slot->op = NULL;
+            engine->free[engine->free_count++] = next - 1;
+            next = slot->before;
+        }
+        engine->in_flight -= ended;
+        __atomic_store_n(&op->done, op->done + ended, __ATOMIC_RELEASE); /* last: Python looks without the lock */
         return;
     }
-    if (wc->status == IBV_WC_SUCCESS) {
+    if (wc->status == IBV_WC_SUCCESS && engine->framing.on && wc->opcode == IBV_WC_RECV) {
+        pvl_unframe(engine, (uint32_t)wc->wr_id, wc->byte_len);
+    } else if (wc->status == IBV_WC_SUCCESS) {
         engine->arrivals[engine->arrived % engine->recv_slots] = (struct pvl_arrival){
             .slot = (uint32_t)wc->wr_id,
             .byte_len = wc->byte_len,
@@ -235,11 +267,15 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
 {
     switch (until) {
     case PVL_UNTIL_FEW:
-        return op->posted - op->done <= few;
+        return op->posted - op->done + op->left <= few;
     case PVL_UNTIL_ARRIVAL:
         return engine->arrived != engine->taken || engine->recv_posted == 0;
     case PVL_UNTIL_SLOT:
         return engine->free_count > 0;
+    case PVL_UNTIL_CREDIT:
+        return engine->free_count > 0 && pvl_has_credit(&engine->framing, few ? PVL_CONTROL : PVL_MESSAGE);
+    case PVL_UNTIL_CONTROL:
+        return engine->framing.control_arrived != engine->framing.control_taken || engine->recv_posted == 0;
     default:
         return engine->in_flight == 0 && engine->recv_posted == 0;
     }
@@ -255,6 +291,7 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
                         int64_t spin_ns, int64_t timeout_ns)
 {
     int64_t deadline = 0; /* read from the clock only where the first look did not do: that may be a system call */
+    uint64_t control;
     int rc = 0;
 
     pthread_mutex_lock(&engine->lock);
@@ -286,11 +323,20 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
         rc = pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH, spin_ns, left, &got, &woke);
         pthread_mutex_lock(&engine->lock);
         engine->polling = 0;
+        control = engine->framing.control_arrived;
         for (int i = 0; i < got; i++)
             pvl_complete(engine, &engine->wc[i]);
+        if (engine->lists)
+            pvl_pump(engine);
+        if (got)
+            pvl_tell(engine);
         pthread_cond_broadcast(&engine->news);
         if (rc < 0)
             break;
+        if (control != engine->framing.control_arrived || engine->framing.malformed) {
+            rc = pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_CONTROL;
+            break;
+        }
         if (woke) {
             rc = pvl_ready(engine, until, op, few) ? 0 : woke;
             break;
@@ -307,15 +353,18 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
  *
  * A staged request uses the slot's own cell: it is filled from source, or fetched into if source is NULL. For an
  * atomic, argument is the value to add or to compare with, and swap the value to store. imm is in host order.
- * Returns 0 once it is posted, PVL_NO_SLOT, PVL_STOPPED, or a positive errno.
+ * With headers (framing.c) there are PVL_WR_CONTROL and PVL_WR_NOTICE as well; of a notice, argument is the length.
+ * Returns 0 once it is posted, PVL_NO_SLOT, PVL_NO_CREDIT, PVL_STOPPED, or a positive errno.
  */
 static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source,
                     uint64_t addr, uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
                     uint64_t argument, uint64_t swap, int64_t spin_ns, int64_t timeout_ns)
 {
-    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_sge sge[2] = {{.addr = addr, .length = length, .lkey = lkey}};
+    int kind = pvl_kind(opcode);
+    struct pvl_framing before;
     struct ibv_send_wr wr = {
-        .sg_list = &sge,
+        .sg_list = sge,
         .num_sge = length ? 1 : 0, /* no SGE at all is the portable zero-length request */
         .opcode = opcode,
         .send_flags = IBV_SEND_SIGNALED,
@@ -343,23 +392,33 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
         pthread_mutex_unlock(&engine->lock);
         return PVL_NO_SLOT;
     }
+    if (!pvl_has_credit(&engine->framing, kind)) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_NO_CREDIT;
+    }
     slot = engine->free[engine->free_count - 1];
     wr.wr_id = slot;
-    if (staged && source && length && length <= engine->max_inline) {
+    if (staged && source && length && length <= engine->max_inline && !(engine->framing.on && kind)) {
         wr.send_flags |= IBV_SEND_INLINE;
-        sge.addr = (uintptr_t)source;
+        sge[0].addr = (uintptr_t)source;
     } else if (staged) {
-        sge.addr = engine->cell_addr + (uint64_t)slot * engine->cell_size;
-        sge.lkey = engine->cell_lkey;
+        uint32_t skip = engine->framing.on && source ? sizeof(struct pvl_header) : 0;
+
+        sge[0].addr = engine->cell_addr + (uint64_t)slot * engine->cell_size + skip;
+        sge[0].lkey = engine->cell_lkey;
         if (source)
-            memcpy((void *)(uintptr_t)sge.addr, source, length);
+            memcpy((void *)(uintptr_t)sge[0].addr, source, length);
     }
+    before = engine->framing;
+    pvl_dress(engine, slot, &wr, sge, opcode, staged, imm, opcode == PVL_WR_NOTICE ? (uint32_t)argument : length);
     rc = ibv_post_send(engine->qp, &wr, &bad);
     if (rc == 0) {
         engine->slots[slot] = (struct pvl_slot){.op = op, .length = length, .opcode = opcode, .staged = staged};
         engine->free_count--;
         engine->in_flight++;
         op->posted++;
+    } else {
+        engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
     }
     pthread_mutex_unlock(&engine->lock);
     if (rc)
@@ -388,10 +447,13 @@ static void pvl_stop(struct pvl_engine *engine)
     engine->stopped = 1;
     while (engine->polling || engine->registering)
         pthread_cond_wait(&engine->news, &engine->lock);
+    pvl_pump(engine); /* posts nothing any more, and lets the lists go */
     for (uint32_t i = 0; i < engine->send_slots; i++)
         if (engine->slots[i].op) {
             struct ibv_wc flushed = {.wr_id = i, .status = IBV_WC_WR_FLUSH_ERR};
 
+            engine->slots[i].quiet = 0;
+            engine->slots[i].before = 0;
             pvl_complete(engine, &flushed);
         }
     engine->recv_posted = 0;

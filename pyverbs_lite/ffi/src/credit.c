@@ -1,0 +1,159 @@
+/*
+ * The engine's side of framing.c: what goes in front of requests, what arrives, and when receives are told of.
+ *
+ * Everything but the functions that take the lock themselves runs under it.
+ */
+
+/* Switch headers on; called once, when the peer's record is known and before the first message. */
+static int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t granted, uint16_t control)
+{
+    struct pvl_framing *framing = &engine->framing;
+
+    framing->control = calloc(engine->recv_slots, sizeof(*framing->control));
+    framing->own = calloc(1, sizeof(*framing->own));
+    if (!framing->control || !framing->own)
+        return ENOMEM;
+    framing->offered = framing->told = offered;
+    framing->granted = granted;
+    framing->control_offered = framing->control_told = framing->control_granted = control;
+    framing->worth_telling = offered / 2 ? offered / 2 : 1;
+    framing->on = 1;
+    return 0;
+}
+
+/*
+ * Make a request that is posted next what travels: a message gets its header, in the cell of its slot.
+ *
+ * sge has room for two. Data that are staged stand in the cell behind the header; others stay where they are.
+ */
+static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
+                      int staged, uint32_t imm, uint32_t length)
+{
+    struct pvl_framing *framing = &engine->framing;
+    uint64_t cell = engine->cell_addr + (uint64_t)slot * engine->cell_size;
+    struct ibv_sge head = {.addr = cell, .length = sizeof(struct pvl_header), .lkey = engine->cell_lkey};
+    int kind = pvl_kind(opcode);
+
+    if (!framing->on || !kind)
+        return;
+    if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+        framing->sent++; /* it uses a receive, and has no place for a header */
+        return;
+    }
+    pvl_frame(framing, (void *)(uintptr_t)cell, kind, opcode == IBV_WR_SEND_WITH_IMM || kind == PVL_NOTICE, imm, length);
+    wr->opcode = IBV_WR_SEND;
+    if (wr->num_sge && !staged) {
+        sge[1] = sge[0];
+        wr->num_sge = 2;
+    } else {
+        head.length += wr->num_sge ? sge[0].length : 0;
+        wr->num_sge = 1;
+        if (head.length <= engine->max_inline)
+            wr->send_flags |= IBV_SEND_INLINE;
+    }
+    sge[0] = head;
+}
+
+/* Tell the peer of receives that were posted again, if there are enough and nothing else has told of them. */
+static void pvl_tell(struct pvl_engine *engine)
+{
+    struct pvl_framing *framing = &engine->framing;
+    struct ibv_sge sge[2];
+    struct ibv_send_wr *bad, wr = {.sg_list = sge, .send_flags = IBV_SEND_SIGNALED};
+    uint32_t slot;
+
+    if (!framing->on || engine->stopped || engine->over || !engine->free_count || !pvl_has_credit(framing, PVL_CREDIT))
+        return;
+    if (framing->offered - framing->told < framing->worth_telling &&
+        (uint16_t)(framing->control_offered - framing->control_told) < PVL_CREDITS_KEPT)
+        return;
+    slot = engine->free[engine->free_count - 1];
+    wr.wr_id = slot;
+    sge[0] = (struct ibv_sge){
+        .addr = engine->cell_addr + (uint64_t)slot * engine->cell_size,
+        .length = sizeof(struct pvl_header),
+        .lkey = engine->cell_lkey,
+    };
+    wr.num_sge = 1;
+    wr.opcode = IBV_WR_SEND;
+    pvl_frame(framing, (void *)(uintptr_t)sge[0].addr, PVL_CREDIT, 0, 0, 0);
+    if (ibv_post_send(engine->qp, &wr, &bad))
+        return; /* the QP is on its way out, of which whoever uses it hears */
+    engine->slots[slot] = (struct pvl_slot){.op = framing->own, .opcode = IBV_WR_SEND};
+    engine->free_count--;
+    engine->in_flight++;
+    framing->own->posted++;
+}
+
+/* Post a receive again whose message is done with. */
+static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int control)
+{
+    int rc;
+
+    if (engine->stopped || engine->over)
+        return 0;
+    rc = pvl_post_recv_locked(engine, slot);
+    if (rc)
+        return rc;
+    if (control)
+        engine->framing.control_offered++;
+    else
+        engine->framing.offered++;
+    pvl_tell(engine);
+    return 0;
+}
+
+/* Enter what arrived in a slot of the receive ring. */
+static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len)
+{
+    struct pvl_framing *framing = &engine->framing;
+    struct pvl_arrival arrival = {.slot = slot, .opcode = IBV_WC_RECV};
+    struct pvl_header header;
+
+    if (byte_len < sizeof(header)) {
+        framing->malformed = 1;
+        return;
+    }
+    memcpy(&header, (const void *)(uintptr_t)(engine->recv_addr + (uint64_t)slot * engine->recv_size), sizeof(header));
+    framing->granted = ntohl(header.offered);
+    framing->control_granted = ntohs(header.control_offered);
+    arrival.byte_len = byte_len - sizeof(header);
+    arrival.has_imm = !!header.has_imm;
+    arrival.imm = ntohl(header.imm);
+    switch (header.kind) {
+    case PVL_NOTICE:
+        arrival.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+        arrival.byte_len = ntohl(header.length);
+        /* fall through */
+    case PVL_MESSAGE:
+        engine->arrivals[engine->arrived % engine->recv_slots] = arrival;
+        __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
+        break;
+    case PVL_CONTROL:
+        framing->control[framing->control_arrived % engine->recv_slots] = arrival;
+        __atomic_store_n(&framing->control_arrived, framing->control_arrived + 1, __ATOMIC_RELEASE);
+        break;
+    case PVL_CREDIT:
+        pvl_repost(engine, slot, 1); /* where that is refused, the requests that follow show why */
+        break;
+    default:
+        framing->malformed = 1;
+    }
+}
+
+/* Let go of the control bytes number `index`, if those are still the oldest; returns 0 or an errno. */
+static int pvl_take_control(struct pvl_engine *engine, uint64_t index)
+{
+    struct pvl_framing *framing = &engine->framing;
+    int rc = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (framing->control_taken == index && framing->control_taken != framing->control_arrived) {
+        uint32_t slot = framing->control[index % engine->recv_slots].slot;
+
+        framing->control_taken++;
+        rc = pvl_repost(engine, slot, 1);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
