@@ -11,12 +11,13 @@ from ._args import check_int
 from ._attr_c import read_qp_attr
 from ._buffer import as_bytes_view
 from ._check import require
+from ._device_attr import known
 from ._qp_features import ECE
 from ._resource import Resource
 from ._sockaddr import Address, from_sockaddr
 from .attr import QPAttr
 from .cm_context import CMContext, borrow_context
-from .enums import AccessFlags, EventType, QPState, QPType
+from .enums import MTU, AccessFlags, EventType, QPState, QPType
 from .enums.cm import IBOption, IDOption, OptionLevel, PortSpace
 from .errors import StateError
 from .ffi import ffi, lib
@@ -113,6 +114,15 @@ class CMState(Resource):
     def pkey(self) -> int:
         """The P_Key as a host integer."""
         return socket.ntohs(self._handle.route.addr.addr.ibaddr.pkey)
+
+    @property
+    def path_mtu(self) -> MTU | None:
+        """The MTU of the resolved path; None where there is no path: before ``resolve_route``, and on iWARP.
+
+        RoCE paths have the MTU of the network interface, so the port's may be less.
+        """
+        route = self._handle.route
+        return known(MTU, route.path_rec[0].mtu) if route.num_paths else None
 
     # ------------------------------------------------------------ options
 

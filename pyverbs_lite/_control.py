@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
 
 from ._args import Deadline
+from ._control_base import MOST_CHUNKS, ControlBase, refusal
 from ._tcp import address_text
 from .errors import (
-    AuthenticationError,
     ClosedError,
     HandshakeError,
     HandshakeTimeout,
@@ -22,44 +19,27 @@ from .errors import (
     VerbsError,
 )
 from .remote import RemoteBuffer
-from .wire import BufferAdded, BufferWithdrawn, Channel, Event, GoodbyeReceived, RefuseCode, Refused
+from .wire import BufferAdded, BufferWithdrawn, Channel, Event, Refused
 
 __all__ = ["Control", "Peer"]
 
-_E = TypeVar("_E", bound=Event)
 _CHUNK = 65536
-#: How much is read in one go, so that a peer that never stops talking cannot keep a caller beyond its deadline.
-_MOST_CHUNKS = 16
 #: One sleep of a wait: a descriptor's number may be another file's by the time one sleeps on it, but not for long.
 _SLICE = 0.1
-#: After these the peer says nothing more.
-LAST_WORDS = (GoodbyeReceived, Refused)
 #: A peer whose host is gone says nothing; these find it out within about a minute.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
-class Control:
+class Control(ControlBase):
     """A connected TCP socket that speaks the handshake; owns the socket, also where making this fails.
-
-    Threads may share it: ``lock`` is held while the channel or the socket is touched, and never during a wait.
-
-    Attributes:
-        local_address: this side's IP address, scope included.
-        peer: who is on the other side, for the texts of errors.
 
     Raises:
         PeerClosedError: the peer is gone already.
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        super().__init__()
         self.socket = sock
-        self.channel = Channel()
-        # Reentrant, for a signal handler may close what it interrupted.
-        self.lock = threading.RLock()
-        self._events: deque[Event] = deque()
-        self._unsent = bytearray()
-        self._torn = False  # an interrupt came between moving bytes and taking note of it
-        self._ended = False
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,7 +71,7 @@ class Control:
             with self.lock:
                 self.socket.shutdown(socket.SHUT_WR)
             deadline = Deadline(linger)
-            for _ in range(_MOST_CHUNKS):
+            for _ in range(MOST_CHUNKS):
                 if self._read() in (b"", None) and (self._ended or deadline.expired):
                     break
                 self._ready(select.POLLIN, deadline)
@@ -99,6 +79,10 @@ class Control:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in _ready()
             self.socket.close()
+
+    def drop(self) -> None:
+        """Let go of the descriptor in a forked child; the connection belongs to the parent."""
+        self.socket.close()
 
     def flush(self, deadline: Deadline) -> None:
         """Send what the channel has queued; what could not be sent in time goes with the next flush.
@@ -139,45 +123,6 @@ class Control:
             self._torn = False
             return not self._unsent
 
-    def receive_now(self) -> list[Event]:
-        """Return the events of what has arrived, without waiting; an error waits until what came before it was taken.
-
-        Raises:
-            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
-        """
-        with self.lock:
-            try:
-                self._events.extend(self._receive())
-            except HandshakeError:
-                if not self._events:
-                    raise
-            events = list(self._events)
-            self._events.clear()
-            return events
-
-    def _receive(self) -> list[Event]:
-        events: list[Event] = []
-        with self.lock:
-            self._check_whole()
-            for _ in range(_MOST_CHUNKS):
-                if self._ended or self.channel.error is not None or (events and isinstance(events[-1], LAST_WORDS)):
-                    break
-                self._torn = True
-                data = self._read()
-                with suppress(HandshakeError):  # the channel keeps it, for after the events before it
-                    if data is not None:
-                        events += self.channel.receive_data(data) if data else self.channel.receive_eof()
-                self._torn = False
-                if data is None:
-                    break
-            if not events and self.channel.error is not None:
-                raise self.channel.error
-            return events
-
-    def _check_whole(self) -> None:
-        if self._torn:
-            raise PeerClosedError(f"the control connection with {self.peer} was interrupted within a message")
-
     def _read(self) -> bytes | None:
         """Return what has arrived, empty at the end, or None if nothing has."""
         with self.lock:
@@ -190,41 +135,8 @@ class Control:
             self._ended = self._ended or not data
             return data
 
-    def expect(self, kind: type[_E], deadline: Deadline, note: Callable[[BufferAdded | BufferWithdrawn], None]) -> _E:
-        """Wait for an event of one kind; news of buffers on the way go to ``note``.
-
-        Raises:
-            HandshakeTimeout: it did not come in time.
-            HandshakeError: the peer refused; the text says why.
-            PeerProtocolError, PeerClosedError: what the peer sent instead, or that it went away.
-        """
-        while True:
-            while self._events:
-                event = self._events.popleft()
-                if isinstance(event, kind):
-                    return event
-                if isinstance(event, Refused):
-                    raise refusal(self.peer, event)
-                if isinstance(event, (BufferAdded, BufferWithdrawn)):
-                    note(event)
-                else:
-                    raise PeerClosedError(f"{self.peer} closed in the middle of the handshake")
-            if not self._ready(select.POLLIN, deadline):
-                name = kind.__name__.removesuffix("Received").upper()
-                raise HandshakeTimeout(
-                    f"{self.peer} did not get through the handshake within {deadline.seconds} s (waiting for its"
-                    f" {name})"
-                )
-            self._events.extend(self._receive())
-
-    def has(self, kind: type[Event]) -> bool:
-        """Say whether such an event has arrived and was not taken yet.
-
-        Raises:
-            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
-        """
-        self._events.extend(self._receive())
-        return any(isinstance(event, kind) for event in self._events)
+    def _await_input(self, deadline: Deadline) -> bool:
+        return self._ready(select.POLLIN, deadline)
 
     def _ready(self, what: int, deadline: Deadline) -> bool:
         """Wait until the socket can be read or written, or has failed; False once the deadline has passed."""
@@ -246,7 +158,7 @@ class Peer:
         buffers: the peer's named buffers, as of the last ``read``.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlBase) -> None:
         self.control = control
         self.buffers: dict[str, RemoteBuffer] = {}
         self._over: VerbsError | None = None
@@ -284,9 +196,3 @@ class Peer:
         """
         with self.control.lock:
             what(self.control.channel)
-
-
-def refusal(peer: str, event: Refused) -> HandshakeError:
-    """Make the exception for a peer's refusal."""
-    cls = AuthenticationError if event.code == RefuseCode.AUTHENTICATION else HandshakeError
-    return cls(f"{peer} refused the connection: {event.reason}")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from ._args import Deadline
 from ._buffer import Memory
 from ._control import Control, Peer
+from ._control_base import ControlBase
 from ._link import Link
 from ._settings import Settings
 from .errors import (
@@ -27,10 +28,10 @@ from .errors import (
 )
 from .wire import HelloReceived, ReadyReceived, RefuseCode
 
-__all__ = ["establish"]
+__all__ = ["LAST_WORD", "establish", "reason_for", "tell_why"]
 
 #: How long a peer that is told why may take to read that, in seconds.
-_LAST_WORD = 0.3
+LAST_WORD = 0.3
 _CODES: tuple[tuple[type[BaseException], RefuseCode], ...] = (
     (RouteError, RefuseCode.ROUTE),
     (HandshakeTimeout, RefuseCode.TIMEOUT),
@@ -75,24 +76,28 @@ def establish(
         link.engine.watch_peer()
     except BaseException as error:
         with suppress(HandshakeError, StateError):
-            _tell_why(control, error)
+            tell_why(control, error)
         try:
             if link is not None:
                 link.close()
         finally:
             # Only who speaks this protocol, and in time, is given time to hear why.
             told = channel.version is not None and isinstance(error, Exception)
-            control.close(_LAST_WORD if told and not isinstance(error, HandshakeTimeout) else 0.0)
+            control.close(LAST_WORD if told and not isinstance(error, HandshakeTimeout) else 0.0)
         raise
     return link
 
 
-def _tell_why(control: Control, error: BaseException) -> None:
+def reason_for(error: BaseException) -> tuple[RefuseCode, str]:
+    """Return the code and the text by which the peer is told of an error of this side's."""
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), RefuseCode.OTHER)
+    return code, str(error) if isinstance(error, Exception) else "it was interrupted"
+
+
+def tell_why(control: ControlBase, error: BaseException) -> None:
     """Let the peer's error say what went wrong here, if it is still there to hear it."""
     if isinstance(error, PeerClosedError):
         return
     if control.channel.error is None:  # else the channel has queued its own refusal
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), RefuseCode.OTHER)
-        text = str(error) if isinstance(error, Exception) else "it was interrupted"
-        control.channel.refuse(code, text)
-    control.flush(Deadline(_LAST_WORD))
+        control.channel.refuse(*reason_for(error))
+    control.flush(Deadline(LAST_WORD))

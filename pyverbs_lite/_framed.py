@@ -6,16 +6,18 @@ import errno
 
 from ._args import Deadline
 from ._check import check_rc, os_error
-from ._engine import SPIN_NS, Engine
-from ._operation import Request
+from ._engine import Engine
+from ._operation import Operation, Request
+from .cq import SPIN
 from .enums import WROpcode
-from .errors import PeerProtocolError
+from .errors import PeerProtocolError, WaitTimeout
 from .ffi import ffi, lib
 
 __all__ = ["CONTROL_RECEIVES", "HEADER", "FramedEngine"]
 
+_SPIN_NS = int(SPIN * 1e9)
 #: Bytes in front of every two-sided message; ``ffi/src/framing.c`` has the layout.
-HEADER = ffi.sizeof("struct pvl_header")
+HEADER: int = lib.PVL_HEADER_BYTES
 #: Receives for control bytes, on both sides.
 CONTROL_RECEIVES = 8
 
@@ -33,26 +35,48 @@ class FramedEngine(Engine):
         check_rc("calloc", lib.pvl_frame_on(self._c, offered, granted, CONTROL_RECEIVES))
         self._header = HEADER
 
-    def send_control(self, chunk: memoryview, deadline: Deadline) -> None:
-        """Send a piece of the control channel's bytes, and wait until it is there.
+    def listen_to(self, fd: int) -> None:
+        """Wake waits when a descriptor is readable."""
+        self._c.peer_fd = fd
+
+    def await_control_credit(self, deadline: Deadline) -> None:
+        """Wait until the peer has a receive for control bytes.
 
         Raises:
-            As ``run``.
+            WaitTimeout: not in time.
+            VerbsError: the connection's failure.
+        """
+        while not self._progress(lib.PVL_UNTIL_CREDIT, None, 1, deadline):
+            if self.failure is not None:
+                self.refuse_late("control")
+            if deadline.expired:
+                raise WaitTimeout(f"the peer does not read, within {deadline.seconds} s", "control")
+
+    def start_control(self, chunk: bytes, deadline: Deadline) -> Operation:
+        """Post a piece of the control channel's bytes; ``finish`` waits until it is there.
+
+        Raises:
+            As ``start``.
         """
         opcode: WROpcode = lib.PVL_WR_CONTROL  # type: ignore[assignment]
-        self.run("control", (Request(opcode, len(chunk), source=chunk),), deadline)
+        return self.start("control", Request(opcode, len(chunk), source=memoryview(chunk)), deadline)
 
-    def control_bytes(self, deadline: Deadline) -> list[bytes]:
-        """Wait for control bytes, for a slice of time at most, and return all that have arrived.
+    def wait_control(self, deadline: Deadline) -> bool:
+        """Wait for control bytes, for a slice of time at most; say whether there is something to look at."""
+        if self.closed or self._c.framing.malformed:
+            return True
+        rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_CONTROL, ffi.NULL, 0, _SPIN_NS, self._slice(deadline))
+        if rc < 0 and rc != -errno.ESHUTDOWN:
+            raise os_error("ibv_poll_cq", rc)
+        return rc <= 0 or bool(rc & lib.PVL_WOKE_PEER) or self.broken
+
+    def take_control(self) -> list[bytes]:
+        """Return the control bytes that have arrived.
 
         Raises:
             PeerProtocolError: a message came that has no header.
         """
         c, framing, found = self._c, self._c.framing, []
-        if not self.closed:
-            rc = lib.pvl_progress(c, lib.PVL_UNTIL_CONTROL, ffi.NULL, 0, SPIN_NS, self._slice(deadline))
-            if rc < 0 and rc != -errno.ESHUTDOWN:
-                raise os_error("ibv_poll_cq", rc)
         while framing.control_arrived != framing.control_taken:
             index = framing.control_taken
             raw = framing.control[index % c.recv_slots]
@@ -60,9 +84,25 @@ class FramedEngine(Engine):
             found.append(bytes(self._ring.view[start : start + raw.byte_len]))
             if rc := lib.pvl_take_control(c, index):
                 raise os_error("ibv_post_recv", rc)
-        if framing.malformed:
+        if framing.malformed and not found:
             raise PeerProtocolError("the peer sent a message without a header that this protocol knows")
         return found
+
+    @property
+    def broken(self) -> bool:
+        """Whether a request has failed, so that no more control bytes can come."""
+        return bool(self._c.cause or self._c.flushed)
+
+    @property
+    def left(self) -> bool:
+        """Whether it is broken by no fault of a request: the peer has ended the connection."""
+        return self.broken and not (self._c.cause and self._watching)
+
+    def _conclude(self) -> None:
+        # The transport may flush before the news comes that the peer has left; and it may have said why.
+        if self._watching and not self._c.cause:
+            self.read_peer()
+        super()._conclude()
 
     @property
     def polled_elsewhere(self) -> bool:

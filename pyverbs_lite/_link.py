@@ -12,8 +12,10 @@ from ipaddress import IPv6Address
 from . import gid
 from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
-from ._control import Control, Peer
+from ._control import Peer
+from ._control_base import ControlBase
 from ._engine import Engine
+from ._options import Options
 from ._settings import Settings, check_name, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
 from .device import Context, PortAttr, open_device
@@ -58,6 +60,8 @@ class NamedMR(MR):
 class Link:
     """The verbs objects of one connection.
 
+    What a connection over librdmacm does in another way has a method of its own here.
+
     Raises:
         DeviceNotFoundError: no such device, or its port is not ACTIVE.
         GIDError: the port has no usable GID.
@@ -65,7 +69,16 @@ class Link:
         VerbsOSError: the device or the kernel refused.
     """
 
-    def __init__(self, settings: Settings, control: Control, peer: Peer, remote_gid: IPv6Address | None) -> None:
+    #: Bytes in front of every message, receives beside those for messages, and the elements of a send request.
+    _header = 0
+    _spare = 0
+    _send_sge = 1
+    #: Whether the transport is iWARP, which has no immediates and no atomics.
+    iwarp = False
+    _engine: type[Engine] = Engine
+    engine: Engine
+
+    def __init__(self, settings: Settings, control: ControlBase, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self._settings = settings
         self.peer = peer
         # A region lives until it or the connection is closed, also where nobody keeps it.
@@ -75,23 +88,23 @@ class Link:
         self._silent = False
         with ExitStack() as stack:  # unwinds what was built if the rest fails
             self.context, self.port_num = self._open(stack, settings, control.local_address)
-            self.options = settings.options.within(self.context.query_device())
+            self.options = self._fit(settings.options)
             self.port = self._active_port()
             self.gid = self._choose_gid(control.local_address, remote_gid)
             self.pd = stack.enter_context(self.context.alloc_pd())
             channel = stack.enter_context(self.context.create_comp_channel())
-            depth = self.options.send_depth + self.options.recv_depth
-            cq = stack.enter_context(self.context.create_cq(depth, channel))
-            ring = self._alloc("recv_depth × max_message_size", self.options.recv_depth, self.options.max_message_size)
-            staging = self._alloc("send_depth cells", self.options.send_depth, CELL)
+            receives = self.options.recv_depth + self._spare
+            cq = stack.enter_context(self.context.create_cq(self.options.send_depth + receives, channel))
+            ring = self._alloc("recv_depth × max_message_size", receives, self._slot_size)
+            staging = self._alloc("send_depth cells", self.options.send_depth, CELL + self._header)
             self.qp = self._create_qp(QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC))
             self.states = [self.qp.state]
-            self.engine = Engine(
+            self.engine = self._engine(
                 self.qp,
                 staging=staging,
                 send_slots=self.options.send_depth,
                 ring=ring,
-                recv_slots=self.options.recv_depth,
+                recv_slots=receives,
                 peer=peer,
             )
             self.qp.to_init(
@@ -102,8 +115,16 @@ class Link:
             self.endpoint = self._endpoint()
             self._stack = stack.pop_all()
 
-    @staticmethod
-    def _open(stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
+    def _fit(self, options: Options) -> Options:
+        """Cut the options to what the device allows."""
+        return options.within(self.context.query_device())
+
+    @property
+    def _slot_size(self) -> int:
+        """How many bytes each receive takes."""
+        return self.options.max_message_size
+
+    def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
         """Open the device, and find the port: those that own the TCP connection's address first."""
         if isinstance(settings.device, Context):
             context = settings.device
@@ -117,11 +138,16 @@ class Link:
             return context, context.check_port(settings.port_num)
         return context, context.active_port() or 1
 
-    def _active_port(self) -> PortAttr:
+    def _check_transport(self) -> None:
         if self.context.transport_type == TransportType.IWARP:
             raise UnsupportedError(
-                errno.EOPNOTSUPP, "connect", f"{self.context.name} is iWARP, which connects through librdmacm only"
+                errno.EOPNOTSUPP,
+                "connect",
+                f"{self.context.name} is iWARP, which connects through librdmacm only: use pyverbs_lite.cm",
             )
+
+    def _active_port(self) -> PortAttr:
+        self._check_transport()
         port = self.context.query_port(self.port_num)
         if port.state != PortState.ACTIVE:
             raise DeviceNotFoundError(
@@ -147,7 +173,7 @@ class Link:
 
     def _alloc(self, what: str, count: int, size: int) -> MR:
         try:
-            return self.pd.alloc(count * size, AccessFlags.LOCAL_WRITE)
+            return self.pd.alloc(count * size, self.read_access)
         except VerbsOSError:
             raise
         except (OSError, OverflowError) as error:
@@ -168,8 +194,8 @@ class Link:
     def _cap(self, inline: int) -> QPCap:
         return QPCap(
             max_send_wr=self.options.send_depth,
-            max_recv_wr=self.options.recv_depth,
-            max_send_sge=1,
+            max_recv_wr=self.options.recv_depth + self._spare,
+            max_send_sge=self._send_sge,
             max_recv_sge=1,
             max_inline_data=inline,
         )
@@ -180,10 +206,19 @@ class Link:
         atomics = self.context.query_device().atomic_cap != AtomicCap.NONE
         return _REMOTE if atomics else _REMOTE & ~AccessFlags.REMOTE_ATOMIC
 
+    @property
+    def read_access(self) -> AccessFlags:
+        """What memory needs that is read into."""
+        return AccessFlags.LOCAL_WRITE
+
+    @property
+    def _told_qp_num(self) -> int:
+        return self.qp.qp_num
+
     def _endpoint(self) -> Endpoint:
         options = self.options
         return Endpoint(
-            qp_num=self.qp.qp_num,
+            qp_num=self._told_qp_num,
             psn=secrets.randbits(24),
             lid=self.port.lid,
             gid=self.gid.gid,
@@ -205,19 +240,10 @@ class Link:
             RouteError: no path leads to the peer's GID.
             VerbsOSError: the verb refused.
         """
-        self.remote = remote
-        self.agreed: Negotiated = negotiate(self.endpoint, remote)
+        self.agree(remote)
         options = self.options
-        grh = None
-        if self.port.grh_required or self.port.link_layer == LinkLayer.ETHERNET:
-            grh = GlobalRoute(
-                dgid=remote.gid,
-                sgid_index=self.gid.gid_index,
-                hop_limit=options.hop_limit,
-                traffic_class=options.traffic_class,
-            )
         self.qp.to_rtr(
-            ah_attr=AHAttr(port_num=self.port_num, dlid=remote.lid, sl=options.sl, grh=grh),
+            ah_attr=self._path(remote),
             dest_qp_num=remote.qp_num,
             rq_psn=remote.psn,
             path_mtu=self.agreed.path_mtu,
@@ -233,6 +259,26 @@ class Link:
             max_rd_atomic=self.agreed.max_rd_atomic,
         )
         self.states.append(self.qp.state)
+
+    def agree(self, remote: Endpoint) -> None:
+        """Work out what both sides can do.
+
+        Raises:
+            HandshakeError: they cannot talk to each other.
+        """
+        self.remote = remote
+        self.agreed: Negotiated = negotiate(self.endpoint, remote)
+
+    def _path(self, remote: Endpoint) -> AHAttr:
+        options, grh = self.options, None
+        if self.port.grh_required or self.port.link_layer == LinkLayer.ETHERNET:
+            grh = GlobalRoute(
+                dgid=remote.gid,
+                sgid_index=self.gid.gid_index,
+                hop_limit=options.hop_limit,
+                traffic_class=options.traffic_class,
+            )
+        return AHAttr(port_num=self.port_num, dlid=remote.lid, sl=options.sl, grh=grh)
 
     # ------------------------------------------------------------ named regions
 
@@ -295,11 +341,15 @@ class Link:
     def end(self, deadline: Deadline, why: ClosedError) -> None:
         """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
         self.goodbye(Deadline(deadline.at_most(1.0)))
+        self._part(deadline)
         self.engine.fail(why)
         if self.engine.stop_qp():  # again, in case that an interrupt came between the two
             self.engine.drain(deadline)
         self.close()
         self.peer.control.close()
+
+    def _part(self, deadline: Deadline) -> None:
+        """Do what must come between the goodbye and the end of the QP."""
 
     def close(self) -> None:
         """Destroy everything that belongs to this connection alone; may be tried again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
 from typing import TypeAlias
 
 from ._args import Deadline
@@ -11,6 +13,7 @@ from ._link import CELL, Link
 from ._operation import Request, TemporaryMR
 from .enums import AccessFlags, WROpcode
 from .errors import StateError, UnsupportedError
+from .ffi import lib
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
@@ -46,6 +49,45 @@ class Mover:
             raise ValueError(f"{part.mr!r} was not registered with this connection: use its register()")
         return part
 
+    def _to_send(self, data: Memory | MR | MRSlice) -> Source:
+        """Look at a message to be sent."""
+        source = self._source(data)
+        most = self._link.agreed.max_send_size
+        if len(source) > most:
+            raise ValueError(
+                f"a message of {len(source)} bytes is longer than the peer receives: its max_message_size allows"
+                f" {most}; write it into a registered buffer of the peer, or raise the option there"
+            )
+        return source
+
+    def _to_write(self, remote: RemoteBuffer, data: Memory | MR | MRSlice) -> Source:
+        """Look at data to be written into the peer's memory."""
+        source = self._source(data)
+        self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write")
+        if len(source) > remote.length:
+            raise ValueError(f"{len(source)} bytes do not fit into {remote} of {remote.length} bytes")
+        return source
+
+    def _to_fill(self, into: Memory | MR | MRSlice) -> Source:
+        """Look at memory that is to be read into."""
+        target = self._source(into)
+        if isinstance(target, memoryview):
+            return as_target(into)
+        if not target.mr.access & AccessFlags.LOCAL_WRITE:
+            raise BufferError(f"{target.mr!r} was registered without LOCAL_WRITE, so nothing can be read into it")
+        return target
+
+    def _to_read(self, remote: RemoteBuffer, into: Memory | MR | MRSlice | None) -> Source:
+        """Look at memory that the peer's is read into, or make some."""
+        self._check_remote(remote, AccessFlags.REMOTE_READ, "read")
+        self._check_read_depth("read")
+        if into is None:
+            return memoryview(bytearray(remote.length))
+        target = self._to_fill(into)
+        if len(target) < remote.length:
+            raise ValueError(f"{remote} has {remote.length} bytes, which do not fit into a buffer of {len(target)}")
+        return target
+
     def _move(
         self,
         operation: str,
@@ -61,7 +103,7 @@ class Mover:
         number = 0 if imm is None else immediate(imm, "imm")
         if isinstance(source, memoryview) and len(source) <= CELL:
             request = Request(opcode, len(source), remote_addr, rkey, number, source=source)
-            self._engine.run(operation, (request,), deadline)
+            self._engine.run(operation, self._with_notice([request]), deadline)
             return
         if isinstance(source, MRSlice):
             pieces = self._pieces(opcode, source, remote_addr, rkey, number)
@@ -84,7 +126,7 @@ class Mover:
             pieces = self._pieces(WROpcode.RDMA_READ, target, remote.addr, remote.rkey)
             self._engine.run("read", pieces, deadline, region=target.mr)
             return
-        access = AccessFlags.LOCAL_WRITE
+        access = self._link.read_access
         self._run_registered("read", WROpcode.RDMA_READ, target, access, deadline, remote.addr, remote.rkey)
 
     def _run_registered(
@@ -113,30 +155,39 @@ class Mover:
         early = WROpcode.RDMA_WRITE if opcode == WROpcode.RDMA_WRITE_WITH_IMM else opcode
         addr, lkey, most = part.addr, part.lkey, self._max_piece
         if part.length <= most:
-            return [Request(opcode, part.length, remote_addr, rkey, imm, addr=addr, lkey=lkey)]
+            return self._with_notice([Request(opcode, part.length, remote_addr, rkey, imm, addr=addr, lkey=lkey)])
         last = max(0, part.length - 1) // most * most  # where the last piece starts
         pieces = [
             Request(early, most, remote_addr + start, rkey, addr=addr + start, lkey=lkey)
             for start in range(0, last, most)
         ]
         pieces.append(Request(opcode, part.length - last, remote_addr + last, rkey, imm, addr=addr + last, lkey=lkey))
-        return pieces
+        return self._with_notice(pieces)
 
-    def _atomic(
-        self, operation: str, opcode: WROpcode, remote: RemoteBuffer, argument: int, swap: int, timeout: float | None
-    ) -> int:
+    def _with_notice(self, pieces: list[Request]) -> list[Request]:
+        """Let a message bring the immediate of an RDMA write, where the transport has none."""
+        last = pieces[-1]
+        if last.opcode != WROpcode.RDMA_WRITE_WITH_IMM or not self._link.iwarp:
+            return pieces
+        notice: WROpcode = lib.PVL_WR_NOTICE  # type: ignore[assignment]
+        plain = replace(last, opcode=WROpcode.RDMA_WRITE)
+        return [*pieces[:-1], plain, Request(notice, 0, imm=last.imm, argument=last.length)]
+
+    def _to_atomic(
+        self, operation: str, opcode: WROpcode, remote: RemoteBuffer, argument: int, swap: int = 0
+    ) -> Request:
+        """Look at the 8 bytes of an atomic and at its operands."""
         words = _word(argument), _word(swap)
+        if not self._link.remote_access & AccessFlags.REMOTE_ATOMIC:
+            raise UnsupportedError(errno.EOPNOTSUPP, operation, f"{self._link.context.name} has no atomic operations")
         self._check_remote(remote, AccessFlags.REMOTE_ATOMIC, operation)
         self._check_read_depth(operation)
-        if not self._link.remote_access & AccessFlags.REMOTE_ATOMIC:
-            raise UnsupportedError(95, operation, f"{self._link.context.name} has no atomic operations")
         if remote.length != 8 or remote.addr % 8:
             raise ValueError(
                 f"{operation} works on 8 bytes at an address that is a multiple of 8, not on {remote.length} bytes at"
                 f" {remote.addr:#x}"
             )
-        request = Request(opcode, 8, remote.addr, remote.rkey, 0, *words)
-        return self._engine.run(operation, (request,), Deadline(timeout))
+        return Request(opcode, 8, remote.addr, remote.rkey, 0, *words)
 
     def _check_remote(self, remote: RemoteBuffer, flag: AccessFlags, operation: str) -> None:
         if not isinstance(remote, RemoteBuffer):

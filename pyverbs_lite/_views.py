@@ -83,7 +83,7 @@ class ConnectionInfo:
             remote_gid=link.remote.gid,
             local_lid=link.endpoint.lid,
             remote_lid=link.remote.lid,
-            local_qp_num=link.endpoint.qp_num,
+            local_qp_num=link.qp.qp_num,
             remote_qp_num=link.remote.qp_num,
             local_psn=link.endpoint.psn,
             remote_psn=link.remote.psn,

@@ -1,7 +1,25 @@
-"""Connections through librdmacm: the objects of its C flow, and the ``Connection`` over them."""
+"""Connections through librdmacm: the ``Connection`` over it, and the objects of its C flow.
+
+``cm.connect`` and ``cm.listen`` are ``pyverbs_lite.connect`` and ``listen`` without a TCP socket, and over iWARP too.
+``CMID`` is for those who want each step.
+"""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import cast
+
+from typing_extensions import Self, Unpack
+
+from ._args import Deadline, check_int
+from ._buffer import Memory
+from ._cm_establish import establish_accepting, establish_connecting
+from ._options import Options, Tuning
+from ._settings import Settings, check_buffers
+from ._sockaddr import Address
+from ._tcp import address_text
 from .cm_addrinfo import AddrInfo, getaddrinfo
 from .cm_channel import EventChannel
 from .cm_context import CMContext
@@ -9,7 +27,10 @@ from .cm_events import CMEvent, ConnParam, UDParam
 from .cm_mcast import CMGroup
 from .cm_qp import CMQP
 from .cmid import CMID
+from .connection import Connection
+from .device import Context
 from .enums.cm import AddrInfoFlags, CMEventType, IBOption, IDOption, MCJoinFlags, PortSpace
+from .errors import ClosedError, HandshakeTimeout, VerbsError, WaitTimeout
 
 __all__ = [
     "CMID",
@@ -24,8 +45,215 @@ __all__ = [
     "EventChannel",
     "IBOption",
     "IDOption",
+    "Listener",
     "MCJoinFlags",
     "PortSpace",
     "UDParam",
+    "connect",
     "getaddrinfo",
+    "listen",
 ]
+
+
+def connect(
+    host: str,
+    port: int,
+    *,
+    device: str | Context | None = None,
+    port_num: int | None = None,
+    gid_index: int | None = None,
+    gid_ip: str | None = None,
+    gid_netdev: str | None = None,
+    buffers: Mapping[str, Memory] | None = None,
+    timeout: float | None = 10.0,
+    **tuning: Unpack[Tuning],
+) -> Connection:
+    """Connect to a ``cm.listen`` listener, and return a connection in RTS.
+
+    Args:
+        host, port: an IP address of the peer's RDMA device, or a name of it, and the port it listens on.
+        device: an open ``Context`` to share, or a name; librdmacm finds the device by the address, and another is an
+            error, as is another ``port_num``, ``gid_index`` or ``gid_netdev``.
+        gid_ip: the local IP address to connect from.
+        buffers: name -> buffer: registered before the connection is made, so the peer has them from the start.
+        timeout: seconds for all of it.
+        tuning: see ``Options``. The path is the connection manager's, changed by ``sl``, ``hop_limit`` and
+            ``traffic_class`` where they are given.
+
+    Raises:
+        CMAddressError, CMRouteError: no RDMA device reaches the address.
+        CMRejectedError: nobody listens there.
+        CMUnreachableError: the peer's host does not answer.
+        HandshakeTimeout: not done in time.
+        HandshakeError: the peer refused, closed, or spoke another protocol.
+        DeviceNotFoundError, GIDError: what was asked for is not what the address leads to.
+        OSError: the name is unknown, or a verb was refused.
+    """
+    settings = _settings(device, port_num, gid_index, gid_ip, gid_netdev, tuning)
+    named = check_buffers(buffers)
+    deadline = Deadline(timeout)
+    return Connection(establish_connecting(_resolve(host, port, settings, deadline), settings, named, deadline))
+
+
+def listen(
+    host: str,
+    port: int,
+    *,
+    device: str | Context | None = None,
+    port_num: int | None = None,
+    gid_index: int | None = None,
+    gid_ip: str | None = None,
+    gid_netdev: str | None = None,
+    buffers: Mapping[str, Memory] | None = None,
+    timeout: float | None = 10.0,
+    backlog: int = 128,
+    **tuning: Unpack[Tuning],
+) -> Listener:
+    """Listen through librdmacm for peers that call ``cm.connect``.
+
+    Args:
+        host: the address to bind, one of an RDMA device; ``""`` is every address of every device, IPv4 and IPv6.
+        port: of the TCP port space of RDMA, which the TCP sockets of the host do not share (iWARP's do); 0 takes a free
+            one, see ``Listener.port``.
+        timeout: seconds for one peer's handshake.
+        buffers: name -> buffer: every peer has them from the start.
+        backlog: how many may be waiting for ``accept``.
+
+    The others are those of ``connect``.
+
+    Raises:
+        VerbsOSError: no RDMA device has the address, or the port is taken.
+        OSError: the name is unknown.
+        TypeError, ValueError, BufferError: an option or a buffer is not what it must be.
+    """
+    settings = _settings(device, port_num, gid_index, gid_ip, gid_netdev, tuning)
+    Deadline(timeout)  # refuse a bad one here rather than at the first accept()
+    named = check_buffers(buffers)
+    if not isinstance(host, str):
+        raise TypeError(f"host must be a name or an IP address as text, not {host!r}")
+    check_int("port", port, 0, 65535)
+    check_int("backlog", backlog, 0, (1 << 31) - 1)
+    if isinstance(device, str):
+        Context(device).close()
+    cmid = CMID()
+    try:
+        cmid.bind_addr(_local(host, port))
+        cmid.listen(backlog)
+        return Listener(cmid, settings, named, timeout)
+    except BaseException:
+        cmid.close()
+        raise
+
+
+class Listener:
+    """An identifier of librdmacm that turns those who connect into connections; made by ``cm.listen``.
+
+    Attributes:
+        host, port: the address it is bound to.
+    """
+
+    def __init__(self, cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], timeout: float | None) -> None:
+        self._id = cmid
+        self._settings = settings
+        self._buffers = dict(buffers)
+        self._timeout = timeout
+        address = cmid.local_address
+        self.host, self.port = address_text(address) if address else "", cmid.src_port
+
+    def __repr__(self) -> str:
+        return f"<cm.Listener on {self.host} port {self.port}{' (closed)' if self.closed else ''}>"
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when somebody wants to connect."""
+        return self._id.channel.fileno()
+
+    def accept(self, timeout: float | None = None) -> Connection:
+        """Wait for a peer and return the connection to it, in RTS; as ``pyverbs_lite.Listener.accept``.
+
+        Raises:
+            WaitTimeout: nobody came.
+            CMError, HandshakeTimeout, PeerProtocolError, PeerClosedError, HandshakeError: what came was no good peer.
+            DeviceNotFoundError, GIDError, VerbsOSError: this side could not make its end.
+            ClosedError: the listener is closed.
+        """
+        deadline = Deadline(timeout)
+        try:
+            request = self._id.get_request(timeout=deadline)
+        except WaitTimeout:
+            raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept") from None
+        except ClosedError:
+            raise ClosedError(f"{self!r} cannot accept") from None
+        limit = deadline.sooner(self._timeout)
+        return Connection(establish_accepting(request, self._settings, self._buffers, limit))
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._id.closed
+
+    def close(self) -> None:
+        """Stop listening; connections that were accepted go on. Safe to call again, and from another thread."""
+        self._id.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _settings(
+    device: str | Context | None,
+    port_num: int | None,
+    gid_index: int | None,
+    gid_ip: str | None,
+    gid_netdev: str | None,
+    tuning: Tuning,
+) -> Settings:
+    return Settings(
+        device=device,
+        port_num=port_num,
+        gid_index=gid_index,
+        gid_ip=gid_ip,
+        gid_netdev=gid_netdev,
+        options=Options(**tuning),
+    )
+
+
+def _local(host: str, port: int) -> Address:
+    """Return the address to bind."""
+    if not host:
+        return ("::", port) if socket.has_ipv6 else ("", port)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return cast("Address", found[0][4])
+
+
+def _resolve(host: str, port: int, settings: Settings, deadline: Deadline) -> CMID:
+    """Resolve address and route; every address of a name is tried, and their scope ids are kept."""
+    if not isinstance(host, str) or not host:
+        raise TypeError(f"host must be a name or an IP address as text, not {host!r}")
+    check_int("port", port, 1, 65535)
+    source: Address | None = None if settings.gid_ip is None else (settings.gid_ip, 0)
+    failure: VerbsError | None = None
+    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        cmid = CMID()
+        try:
+            if settings.options.traffic_class:
+                cmid.set_option(IDOption.TOS, settings.options.traffic_class)
+            cmid.resolve_addr(cast("Address", address), src=source, timeout=deadline)
+            cmid.resolve_route(timeout=deadline)
+        except HandshakeTimeout:
+            cmid.close()
+            raise
+        except VerbsError as error:
+            cmid.close()
+            failure = failure or error
+        except BaseException:
+            cmid.close()
+            raise
+        else:
+            return cmid
+    assert failure is not None  # getaddrinfo returns at least one address, or raises
+    raise failure

@@ -41,7 +41,7 @@ class ConnParam:
         flow_control: whether the device has end-to-end flow control, 0 or 1.
         retry_count, rnr_retry_count: 3 bits each; 7 rnr retries are for ever.
         srq: whether the QP has one; the QP of the ``CMID`` knows by itself.
-        qp_num: 24 bits; the QP of the ``CMID`` knows by itself.
+        qp_num: 24 bits, on iWARP 32; the QP of the ``CMID`` knows by itself.
     """
 
     private_data: bytes = b""
@@ -87,7 +87,7 @@ _RANGES = {
     "retry_count": 7,
     "rnr_retry_count": 7,
     "srq": 1,
-    "qp_num": (1 << 24) - 1,
+    "qp_num": (1 << 32) - 1,
 }
 
 

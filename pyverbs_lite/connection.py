@@ -17,8 +17,9 @@ from ._establish import establish
 from ._link import Link, dropped
 from ._operation import Arrival
 from ._options import Options, Tuning
-from ._requests import Mover, as_target
+from ._requests import as_target
 from ._settings import Settings, check_buffers
+from ._starter import Starter
 from ._tcp import connect_tcp
 from ._views import ConnectionInfo, Message, RemoteBuffers
 from .device import Context
@@ -30,7 +31,7 @@ from .remote import RemoteBuffer
 __all__ = ["Connection", "ConnectionInfo", "Message", "connect"]
 
 
-class Connection(Mover):
+class Connection(Starter):
     """An RC connection in RTS; made by ``connect`` or ``Listener.accept``.
 
     Each operation waits until it is complete, for at most ``timeout`` seconds (None: without limit; a peer that
@@ -72,12 +73,7 @@ class Connection(Mover):
 
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
-        source = self._source(data)
-        if len(source) > self.info.max_send_size:
-            raise ValueError(
-                f"a message of {len(source)} bytes is longer than the peer receives: its max_message_size allows"
-                f" {self.info.max_send_size}; write it into a registered buffer of the peer, or raise the option there"
-            )
+        source = self._to_send(data)
         opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
         self._move("send", opcode, source, Deadline(timeout), imm=imm)
 
@@ -161,10 +157,7 @@ class Connection(Mover):
 
         Verb: ibv_post_send (RDMA_WRITE, RDMA_WRITE_WITH_IMM)
         """
-        source = self._source(data)
-        self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write")
-        if len(source) > remote.length:
-            raise ValueError(f"{len(source)} bytes do not fit into {remote} of {remote.length} bytes")
+        source = self._to_write(remote, data)
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         self._move("write", opcode, source, Deadline(timeout), remote_addr=remote.addr, rkey=remote.rkey, imm=imm)
 
@@ -191,21 +184,9 @@ class Connection(Mover):
 
         Verb: ibv_post_send (RDMA_READ)
         """
-        self._check_remote(remote, AccessFlags.REMOTE_READ, "read")
-        self._check_read_depth("read")
-        if into is None:
-            fresh = bytearray(remote.length)
-            self._fetch(remote, memoryview(fresh), Deadline(timeout))
-            return bytes(fresh)
-        target = self._source(into)
-        if isinstance(target, memoryview):
-            target = as_target(into)
-        elif not target.mr.access & AccessFlags.LOCAL_WRITE:
-            raise BufferError(f"{target.mr!r} was registered without LOCAL_WRITE, so nothing can be read into it")
-        if len(target) < remote.length:
-            raise ValueError(f"{remote} has {remote.length} bytes, which do not fit into a buffer of {len(target)}")
+        target = self._to_read(remote, into)
         self._fetch(remote, target, Deadline(timeout))
-        return remote.length
+        return remote.length if into is not None else bytes(target)  # type: ignore[arg-type]
 
     def fetch_add(self, remote: RemoteBuffer, value: int, *, timeout: float | None = None) -> int:
         """Add to the peer's 8 bytes in one step, and return what they were: a native-endian unsigned integer.
@@ -221,7 +202,8 @@ class Connection(Mover):
 
         Verb: ibv_post_send (ATOMIC_FETCH_AND_ADD)
         """
-        return self._atomic("fetch_add", WROpcode.ATOMIC_FETCH_AND_ADD, remote, value, 0, timeout)
+        request = self._to_atomic("fetch_add", WROpcode.ATOMIC_FETCH_AND_ADD, remote, value)
+        return self._engine.run("fetch_add", (request,), Deadline(timeout))
 
     def compare_swap(self, remote: RemoteBuffer, expected: int, desired: int, *, timeout: float | None = None) -> int:
         """Replace the peer's 8 bytes if they equal ``expected``, in one step; return what they were.
@@ -233,7 +215,8 @@ class Connection(Mover):
 
         Verb: ibv_post_send (ATOMIC_CMP_AND_SWP)
         """
-        return self._atomic("compare_swap", WROpcode.ATOMIC_CMP_AND_SWP, remote, expected, desired, timeout)
+        request = self._to_atomic("compare_swap", WROpcode.ATOMIC_CMP_AND_SWP, remote, expected, desired)
+        return self._engine.run("compare_swap", (request,), Deadline(timeout))
 
     # ------------------------------------------------------------ the end
 
@@ -252,7 +235,7 @@ class Connection(Mover):
         if self._engine.foreign:  # a forked child: everything belongs to the parent, but for the descriptor
             self._closed = True
             self._finalizer.detach()
-            self._link.peer.control.socket.close()
+            self._link.peer.control.drop()
             return
         with self._closing:
             self._closed = True

@@ -93,6 +93,16 @@ _STRUCTS = {layout: struct.Struct("!" + re.sub(r":\w+", "", text)) for layout, t
 _PREFACE, _HEADER, _HELLO, _BUFFER, _REFUSE = _STRUCTS.values()
 
 
+def preface(version: int = VERSION, min_version: int = MIN_VERSION) -> bytes:
+    """Return what a side sends once, before its first frame."""
+    return _PREFACE.pack(MAGIC, version, min_version)
+
+
+def frame_header(kind: FrameType, length: int) -> bytes:
+    """Return what a frame starts with."""
+    return _HEADER.pack(kind, 0, 0, length)
+
+
 def _unpack(layout: str, payload: bytes | bytearray) -> dict[str, Any]:
     record = dict(zip(_FIELDS[layout], _STRUCTS[layout].unpack_from(payload), strict=True))
     checked_int(record.pop("reserved", 0), 0, 0, "reserved")
@@ -187,7 +197,8 @@ def _unpack_withdraw(payload: bytes) -> BufferWithdrawn:
     return BufferWithdrawn(_text("name", payload))
 
 
-def _unpack_refusal(payload: bytes) -> Refused:
+def unpack_refusal(payload: bytes) -> Refused:
+    """Read a REFUSE."""
     code = int(_unpack("REFUSE", payload)["code"])
     known = {int(member): member for member in RefuseCode}
     return Refused(known.get(code, code), _plain(payload[_REFUSE.size :].decode(errors="replace")))
@@ -234,7 +245,7 @@ _FRAMES: dict[int, _Frame] = {
     FrameType.BUFFER: _Frame(_BUFFER.size + 1, _BUFFER.size + MAX_NAME, _OPEN, _unpack_buffer),
     FrameType.WITHDRAW: _Frame(1, MAX_NAME, _OPEN, _unpack_withdraw),
     FrameType.GOODBYE: _Frame(0, 0, _CLOSING, lambda _: GoodbyeReceived()),
-    FrameType.REFUSE: _Frame(_REFUSE.size, _REFUSE.size + MAX_REASON, _REFUSING, _unpack_refusal),
+    FrameType.REFUSE: _Frame(_REFUSE.size, _REFUSE.size + MAX_REASON, _REFUSING, unpack_refusal),
 }
 
 
@@ -313,7 +324,7 @@ class Channel:
         self.version: int | None = None
         self.error: PeerProtocolError | PeerClosedError | None = None
         self._inbox = bytearray()
-        self._outbox = bytearray(_PREFACE.pack(MAGIC, VERSION, MIN_VERSION))
+        self._outbox = bytearray(preface())
         self._local = _Side("this side", StateError)
         self._remote = _Side("the peer", PeerProtocolError)
         self._recognised = False
@@ -413,7 +424,7 @@ class Channel:
     def _say(self, kind: FrameType, event: Event, payload: bytes = b"") -> None:
         self._raise_failure()
         self._local.step(kind, event)
-        self._outbox += _HEADER.pack(kind, 0, 0, len(payload)) + payload
+        self._outbox += frame_header(kind, len(payload)) + payload
 
     def _parse(self, events: list[Event]) -> None:
         what = "first message"

@@ -373,7 +373,7 @@ def test_a_port_is_taken_once() -> None:
         ({"rnr_retry_count": -1}, ValueError),
         ({"responder_resources": 256}, ValueError),
         ({"initiator_depth": True}, TypeError),
-        ({"qp_num": 1 << 24}, ValueError),
+        ({"qp_num": 1 << 32}, ValueError),
         ({"private_data": "text"}, TypeError),
     ],
 )

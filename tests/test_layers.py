@@ -79,6 +79,7 @@ LAYERS = {
     "cm_mcast": 3,
     "cm_qp": 3,
     "_control": 4,
+    "_starter": 4,
     "_framed": 4,
     "_work": 4,
     "_cm_control": 4,

@@ -547,6 +547,7 @@ class Lib:
     PVL_HAS_WC_DRIVER3: Final[int]
     PVL_HAS_WRITE_CM_EVENT: Final[int]
     PVL_HAS_WR_OPCODE_STR: Final[int]
+    PVL_HEADER_BYTES: Final[int]
     PVL_NO_CREDIT: Final[int]
     PVL_NO_SLOT: Final[int]
     PVL_STOPPED: Final[int]

@@ -31,6 +31,8 @@ struct pvl_header {
     uint32_t imm;
     uint32_t length;
 };
+#define PVL_HEADER_BYTES 16
+_Static_assert(sizeof(struct pvl_header) == PVL_HEADER_BYTES, "the header has padding");
 
 struct pvl_op;
 struct pvl_arrival;

@@ -1,0 +1,138 @@
+"""From a resolved address, or from somebody who wants to connect, to a connection over librdmacm.
+
+The records travel as private data of the connection manager's own exchange, and so the first message never meets an
+empty receive queue: the side that accepts is in RTS before it answers. What has no room there (named buffers, READY)
+follows in messages. The side that connected speaks first, as iWARP demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from ._args import Deadline
+from ._buffer import Memory
+from ._cm_control import CMControl
+from ._cm_link import CMLink
+from ._control import Peer
+from ._control_base import refusal
+from ._establish import LAST_WORD, reason_for, tell_why
+from ._private_data import pack_refusal, read_refusal
+from ._settings import Settings
+from .cmid import CMID
+from .enums.cm import CMEventType
+from .errors import CMRejectedError, HandshakeTimeout, VerbsError
+from .wire import HelloReceived, ReadyReceived
+
+__all__ = ["establish_accepting", "establish_connecting"]
+
+
+class _Attempt:
+    """One connection on its way; whatever fails, everything is closed again, and the peer told why."""
+
+    def __init__(self, cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
+        self.control = CMControl(cmid)
+        self.peer = Peer(self.control)
+        self.id = cmid
+        self.settings = settings
+        self.buffers = buffers
+        self.deadline = deadline
+        self.link: CMLink | None = None
+        self.connected = False
+
+    def hello(self) -> HelloReceived:
+        return self.control.expect(HelloReceived, self.deadline, self.peer.note)
+
+    def make_link(self) -> tuple[CMLink, bytes]:
+        link = self.link = CMLink(self.settings, self.control, self.peer)
+        self.control.channel.hello(link.endpoint)
+        return link, self.control.hello_data()
+
+    def greet(self, link: CMLink) -> None:
+        """Say which buffers there are, and that this side is ready."""
+        for name, buffer in self.buffers.items():
+            link.register(buffer, None, name, self.deadline)
+        self.control.channel.ready()
+        self.control.flush(self.deadline)
+
+    def expect_ready(self) -> None:
+        self.control.expect(ReadyReceived, self.deadline, self.peer.note)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the peer why, and close everything."""
+        try:
+            with suppress(VerbsError):
+                if self.connected:
+                    tell_why(self.control, error)
+                else:
+                    self.id.reject(pack_refusal(*reason_for(error)))
+            if self.link is not None:
+                if self.connected and isinstance(error, Exception) and not isinstance(error, HandshakeTimeout):
+                    self.link._part(Deadline(LAST_WORD))
+                self.link.close()
+        finally:
+            self.control.close()
+
+
+def establish_connecting(cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> CMLink:
+    """Connect an identifier whose route is resolved; it is closed if that fails.
+
+    Raises:
+        HandshakeError: or the subclass that says what the peer or the network did.
+        As ``CMLink``, for what this side lacks.
+    """
+    attempt = _Attempt(cmid, settings, buffers, deadline)
+    try:
+        link, private_data = attempt.make_link()
+        try:
+            event = cmid.connect(link.conn_param(private_data), timeout=deadline)
+        except CMRejectedError as error:
+            said = read_refusal(error.private_data)
+            if said is None:
+                raise
+            raise refusal(attempt.control.peer, said) from error
+        assert event is not None
+        attempt.control.take_hello(event.private_data)
+        link.to_rts(attempt.hello().endpoint)
+        if event.event == CMEventType.CONNECT_RESPONSE:
+            cmid.establish()
+        link.in_rts()
+        attempt.connected = True
+        attempt.greet(link)
+        attempt.expect_ready()
+        link.engine.watch_peer()
+    except BaseException as error:
+        attempt.give_up(error)
+        raise
+    return link
+
+
+def establish_accepting(cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> CMLink:
+    """Accept an identifier that wants to connect; it is refused and closed if that fails.
+
+    Raises:
+        As ``establish_connecting``.
+    """
+    attempt = _Attempt(cmid, settings, buffers, deadline)
+    try:
+        assert cmid.event is not None
+        attempt.control.take_hello(cmid.event.private_data)
+        remote = attempt.hello().endpoint
+        link, private_data = attempt.make_link()
+        link.to_rts(remote)
+        try:
+            cmid.accept(link.conn_param(private_data), timeout=deadline)
+        except CMRejectedError as error:
+            said = read_refusal(error.private_data)
+            if said is None:
+                raise
+            raise refusal(attempt.control.peer, said) from error
+        link.in_rts()
+        attempt.connected = True
+        attempt.expect_ready()
+        attempt.greet(link)
+        link.engine.watch_peer()
+    except BaseException as error:
+        attempt.give_up(error)
+        raise
+    return link

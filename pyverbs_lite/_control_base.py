@@ -1,0 +1,160 @@
+"""The control channel of a connection, whatever its bytes travel over: events in, and the errors they mean."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from ._args import Deadline
+from .errors import AuthenticationError, HandshakeError, HandshakeTimeout, PeerClosedError
+from .wire import BufferAdded, BufferWithdrawn, Channel, Event, GoodbyeReceived, RefuseCode, Refused
+
+__all__ = ["LAST_WORDS", "ControlBase", "refusal"]
+
+_E = TypeVar("_E", bound=Event)
+#: How much is read in one go, so that a peer that never stops talking cannot keep a caller beyond its deadline.
+MOST_CHUNKS = 16
+#: After these the peer says nothing more.
+LAST_WORDS = (GoodbyeReceived, Refused)
+
+
+class ControlBase(ABC):
+    """A ``wire.Channel`` and what carries its bytes.
+
+    Threads may share it: ``lock`` is held while the channel or the carrier is touched, and never during a wait.
+
+    Attributes:
+        local_address: this side's IP address, scope included.
+        peer: who is on the other side, for the texts of errors.
+    """
+
+    local_address: str
+    peer: str
+
+    def __init__(self) -> None:
+        self.channel = Channel()
+        # Reentrant, for a signal handler may close what it interrupted.
+        self.lock = threading.RLock()
+        self._events: deque[Event] = deque()
+        self._unsent = bytearray()
+        self._torn = False  # an interrupt came between moving bytes and taking note of it
+        self._ended = False
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the peer has said something, or is gone; -1 once it is closed."""
+
+    @abstractmethod
+    def flush(self, deadline: Deadline) -> None:
+        """Send what the channel has queued; what could not be sent in time goes with the next flush.
+
+        Raises:
+            PeerClosedError: the peer has closed the connection.
+            HandshakeTimeout: the peer does not read.
+            ClosedError: another thread closed it.
+        """
+
+    @abstractmethod
+    def close(self, linger: float = 0.0) -> None:
+        """Close it; safe to call again.
+
+        Args:
+            linger: seconds to wait for the peer to have read what was sent.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Let go of the descriptor in a forked child; everything else belongs to the parent."""
+
+    @abstractmethod
+    def _read(self) -> bytes | None:
+        """Return what has arrived, empty at the end, or None if nothing has."""
+
+    @abstractmethod
+    def _await_input(self, deadline: Deadline) -> bool:
+        """Wait until there may be something to read; False once the deadline has passed."""
+
+    def receive_now(self) -> list[Event]:
+        """Return the events of what has arrived, without waiting; an error waits until what came before it was taken.
+
+        Raises:
+            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
+        """
+        with self.lock:
+            try:
+                self._events.extend(self._receive())
+            except HandshakeError:
+                if not self._events:
+                    raise
+            events = list(self._events)
+            self._events.clear()
+            return events
+
+    def _receive(self) -> list[Event]:
+        events: list[Event] = []
+        with self.lock:
+            self._check_whole()
+            for _ in range(MOST_CHUNKS):
+                if self._ended or self.channel.error is not None or (events and isinstance(events[-1], LAST_WORDS)):
+                    break
+                self._torn = True
+                data = self._read()
+                with suppress(HandshakeError):  # the channel keeps it, for after the events before it
+                    if data is not None:
+                        events += self.channel.receive_data(data) if data else self.channel.receive_eof()
+                self._torn = False
+                if data is None:
+                    break
+            if not events and self.channel.error is not None:
+                raise self.channel.error
+            return events
+
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise PeerClosedError(f"the control connection with {self.peer} was interrupted within a message")
+
+    def expect(self, kind: type[_E], deadline: Deadline, note: Callable[[BufferAdded | BufferWithdrawn], None]) -> _E:
+        """Wait for an event of one kind; news of buffers on the way go to ``note``.
+
+        Raises:
+            HandshakeTimeout: it did not come in time.
+            HandshakeError: the peer refused; the text says why.
+            PeerProtocolError, PeerClosedError: what the peer sent instead, or that it went away.
+        """
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                if isinstance(event, kind):
+                    return event
+                if isinstance(event, Refused):
+                    raise refusal(self.peer, event)
+                if isinstance(event, (BufferAdded, BufferWithdrawn)):
+                    note(event)
+                else:
+                    raise PeerClosedError(f"{self.peer} closed in the middle of the handshake")
+            if not self._await_input(deadline):
+                name = kind.__name__.removesuffix("Received").upper()
+                raise HandshakeTimeout(
+                    f"{self.peer} did not get through the handshake within {deadline.seconds} s (waiting for its"
+                    f" {name})"
+                )
+            self._events.extend(self._receive())
+
+    def has(self, kind: type[Event]) -> bool:
+        """Say whether such an event has arrived and was not taken yet.
+
+        Raises:
+            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
+        """
+        self._events.extend(self._receive())
+        return any(isinstance(event, kind) for event in self._events)
+
+
+def refusal(peer: str, event: Refused) -> HandshakeError:
+    """Make the exception for a peer's refusal."""
+    cls = AuthenticationError if event.code == RefuseCode.AUTHENTICATION else HandshakeError
+    return cls(f"{peer} refused the connection: {event.reason}")

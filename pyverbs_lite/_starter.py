@@ -1,0 +1,349 @@
+"""Operations that are started and not waited for, and those that come by the thousand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeAlias, overload
+
+from typing_extensions import Buffer, Self
+
+from ._args import Deadline
+from ._buffer import Memory
+from ._link import CELL
+from ._operation import Operation, Region, Request, TemporaryMR
+from ._requests import Mover, Source
+from ._work import Work
+from .enums import AccessFlags, WROpcode
+from .errors import StateError
+from .ffi import CData, ffi, lib
+from .mr import MR, MRSlice
+from .remote import RemoteBuffer
+from .wr import immediate
+
+__all__ = ["Batch", "Integers", "Starter"]
+
+#: Offsets or lengths in bytes: 64-bit integers in one piece of memory (numpy, array, memoryview), or a sequence.
+Integers: TypeAlias = Buffer | Sequence[int]
+
+_READ_ONLY = AccessFlags(0)
+
+
+def _packed(values: Integers, what: str) -> tuple[CData, int, memoryview]:
+    """Return non-negative 64-bit integers as C sees them, how many, and what keeps them there; no copy of a buffer."""
+    try:
+        view = memoryview(values)  # type: ignore[arg-type]
+    except TypeError:
+        try:
+            view = memoryview(array("Q", values))  # type: ignore[arg-type]
+        except OverflowError as error:
+            raise ValueError(f"{what} must be 0 to 2**64 - 1: {error}") from error
+    if view.ndim != 1 or not view.c_contiguous or view.itemsize != 8 or view.format.strip("@=<") not in tuple("qQlLnN"):
+        raise TypeError(
+            f"{what} must be one contiguous row of 64-bit integers, not format {view.format!r} of shape {view.shape}"
+        )
+    # A negative number is far outside of any range, and refused as that.
+    return ffi.cast("uint64_t *", ffi.from_buffer(view)) if len(view) else ffi.NULL, len(view), view
+
+
+class Starter(Mover):
+    """The part of a connection that starts operations; each ``start_`` method is its namesake without the wait."""
+
+    # ------------------------------------------------------------ one at a time
+
+    def start_send(
+        self, data: Memory | MR | MRSlice, *, imm: int | None = None, timeout: float | None = None
+    ) -> Work[None]:
+        """Start what ``send`` does.
+
+        Args:
+            timeout: seconds to wait for a free place in the send queue, if there is none.
+
+        Raises:
+            QueueFullError: no place became free in time; nothing was started.
+            As ``send``, for what is wrong with the arguments.
+        """
+        source = self._to_send(data)
+        opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
+        op = self._start("send", opcode, source, Deadline(timeout), imm=imm)
+        return Work(self._engine, op, "send", _nothing)
+
+    def start_write(
+        self,
+        remote: RemoteBuffer,
+        data: Memory | MR | MRSlice,
+        *,
+        imm: int | None = None,
+        timeout: float | None = None,
+    ) -> Work[None]:
+        """Start what ``write`` does; ``timeout`` and errors as ``start_send``."""
+        source = self._to_write(remote, data)
+        opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
+        op = self._start("write", opcode, source, Deadline(timeout), remote=remote, imm=imm)
+        return Work(self._engine, op, "write", _nothing)
+
+    @overload
+    def start_read(self, remote: RemoteBuffer, into: None = None, *, timeout: float | None = None) -> Work[bytes]: ...
+
+    @overload
+    def start_read(
+        self, remote: RemoteBuffer, into: Memory | MR | MRSlice, *, timeout: float | None = None
+    ) -> Work[int]: ...
+
+    def start_read(
+        self, remote: RemoteBuffer, into: Memory | MR | MRSlice | None = None, *, timeout: float | None = None
+    ) -> Work[bytes] | Work[int]:
+        """Start what ``read`` does; ``timeout`` and errors as ``start_send``."""
+        target, length = self._to_read(remote, into)[: remote.length], remote.length
+        if isinstance(target, memoryview) and length <= CELL:
+            request = Request(WROpcode.RDMA_READ, length, remote.addr, remote.rkey)
+            op = self._engine.start("read", request, Deadline(timeout), fetch=target)
+        else:
+            op = self._start("read", WROpcode.RDMA_READ, target, Deadline(timeout), remote=remote)
+        if into is None:
+            return Work(self._engine, op, "read", lambda _: bytes(target))  # type: ignore[arg-type]
+        return Work(self._engine, op, "read", lambda _: length)
+
+    def start_fetch_add(self, remote: RemoteBuffer, value: int, *, timeout: float | None = None) -> Work[int]:
+        """Start what ``fetch_add`` does; ``timeout`` and errors as ``start_send``."""
+        request = self._to_atomic("fetch_add", WROpcode.ATOMIC_FETCH_AND_ADD, remote, value)
+        return Work(self._engine, self._engine.start("fetch_add", request, Deadline(timeout)), "fetch_add", _found)
+
+    def start_compare_swap(
+        self, remote: RemoteBuffer, expected: int, desired: int, *, timeout: float | None = None
+    ) -> Work[int]:
+        """Start what ``compare_swap`` does; ``timeout`` and errors as ``start_send``."""
+        request = self._to_atomic("compare_swap", WROpcode.ATOMIC_CMP_AND_SWP, remote, expected, desired)
+        op = self._engine.start("compare_swap", request, Deadline(timeout))
+        return Work(self._engine, op, "compare_swap", _found)
+
+    def _start(
+        self,
+        operation: str,
+        opcode: WROpcode,
+        source: Source,
+        deadline: Deadline,
+        *,
+        remote: RemoteBuffer | None = None,
+        imm: int | None = None,
+    ) -> Operation:
+        number = 0 if imm is None else immediate(imm, "imm")
+        remote_addr, rkey = (remote.addr, remote.rkey) if remote else (0, 0)
+        if isinstance(source, memoryview) and len(source) <= CELL and opcode != WROpcode.RDMA_READ:
+            request = Request(opcode, len(source), remote_addr, rkey, number, source=source)
+            return self._engine.start(operation, request, deadline)
+        part, region = self._as_registered(operation, opcode, source)
+        try:
+            if part.length <= self._max_piece:
+                request = Request(opcode, part.length, remote_addr, rkey, number, addr=part.addr, lkey=part.lkey)
+                return self._engine.start(operation, request, deadline, region=region)
+            rows = ffi.new("struct pvl_request[1]")
+            _fill(rows[0], opcode, part, remote_addr, rkey, number)
+            return self._engine.start_list(operation, self._list(rows, 1), (region,), rows)
+        finally:
+            if isinstance(region, TemporaryMR):
+                self._engine.close_unused(region)
+
+    def _as_registered(self, operation: str, opcode: WROpcode, source: Source) -> tuple[MRSlice | TemporaryMR, Region]:
+        if isinstance(source, MRSlice):
+            return source, source.mr
+        if self._engine.failure is not None:
+            self._engine.refuse_late(operation)
+        access = AccessFlags.LOCAL_WRITE if opcode == WROpcode.RDMA_READ else _READ_ONLY
+        region = self._engine.register(source, access)
+        return region, region
+
+    def _list(self, rows: CData, count: int) -> CData:
+        entries = ffi.new("struct pvl_list *")
+        entries.requests, entries.count, entries.max_piece = rows, count, self._max_piece
+        return entries
+
+    # ------------------------------------------------------------ many at a time
+
+    def batch(self) -> Batch:
+        """Gather writes and reads; at the end of the ``with`` block they go behind as few doorbells as they can.
+
+        ::
+
+            with conn.batch() as batch:
+                batch.write(remote[:64], slice_a)
+                batch.read(remote[64:128], slice_b)
+            batch.work.wait()
+        """
+        return Batch(self)
+
+    def start_write_many(
+        self,
+        remote: RemoteBuffer,
+        data: Memory | MR | MRSlice,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+    ) -> Work[None]:
+        """Start what ``write_many`` does."""
+        source = self._source(data)
+        self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write_many")
+        return self._start_many("write_many", WROpcode.RDMA_WRITE, remote, source, offsets, remote_offsets, lengths)
+
+    def start_read_many(
+        self,
+        remote: RemoteBuffer,
+        into: Memory | MR | MRSlice,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+    ) -> Work[None]:
+        """Start what ``read_many`` does."""
+        self._check_remote(remote, AccessFlags.REMOTE_READ, "read_many")
+        self._check_read_depth("read_many")
+        target = self._to_fill(into)
+        return self._start_many("read_many", WROpcode.RDMA_READ, remote, target, offsets, remote_offsets, lengths)
+
+    def write_many(
+        self,
+        remote: RemoteBuffer,
+        data: Memory | MR | MRSlice,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Write many pieces of one buffer to as many places in the peer's, wholly in C.
+
+        Args:
+            data: the local buffer.
+            offsets, remote_offsets, lengths: of each piece, in bytes: packed 64-bit integers (numpy, array, memoryview)
+                or sequences, all of one length. Pieces that continue each other on both sides travel as one.
+
+        Raises:
+            ValueError: a piece reaches outside of one of the buffers (the text says which); nothing was written.
+            WaitTimeout: not all within ``timeout`` seconds; they go on.
+            CompletionError: ``failed_index`` is the first piece that failed; the connection is over.
+
+        Verb: ibv_post_send (RDMA_WRITE)
+        """
+        self.start_write_many(remote, data, offsets, remote_offsets, lengths).wait(timeout)
+
+    def read_many(
+        self,
+        remote: RemoteBuffer,
+        into: Memory | MR | MRSlice,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Read many pieces of the peer's buffer to as many places in a local one; arguments as ``write_many``.
+
+        Verb: ibv_post_send (RDMA_READ)
+        """
+        self.start_read_many(remote, into, offsets, remote_offsets, lengths).wait(timeout)
+
+    def _start_many(
+        self,
+        operation: str,
+        opcode: WROpcode,
+        remote: RemoteBuffer,
+        source: Source,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+    ) -> Work[None]:
+        named = {"offsets": offsets, "remote_offsets": remote_offsets, "lengths": lengths}
+        packed = {name: _packed(values, name) for name, values in named.items()}
+        counts = {name: count for name, (_, count, _) in packed.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"{operation} needs as many offsets as lengths, not {counts}")
+        count = counts["lengths"]
+        entries = ffi.new("struct pvl_list *")
+        entries.count, entries.max_piece, entries.remote_length = count, self._max_piece, remote.length
+        entries.offsets, entries.remote_offsets, entries.lengths = (row[0] for row in packed.values())
+        entries.base.length = len(source)
+        if (bad := lib.pvl_list_check(entries)) != count:
+            values = {name: int(pointer[bad]) for name, (pointer, _, _) in packed.items()}
+            raise ValueError(
+                f"entry {bad} of {operation} reaches outside: {values}, with {len(source)} bytes here and"
+                f" {remote.length} in {remote}"
+            )
+        part, region = self._as_registered(operation, opcode, source)
+        try:
+            _fill(entries.base, opcode, part, remote.addr, remote.rkey, 0)
+            op = self._engine.start_list(operation, entries, (region,), (entries, packed))
+        finally:
+            if isinstance(region, TemporaryMR):
+                self._engine.close_unused(region)
+        return Work(self._engine, op, operation, _nothing, count)
+
+
+class Batch:
+    """Writes and reads gathered by ``Connection.batch``.
+
+    Attributes:
+        work: the ``Work`` of all of them, once the block has ended.
+    """
+
+    def __init__(self, starter: Starter) -> None:
+        self._starter = starter
+        self._gathered: list[tuple[WROpcode, MRSlice, RemoteBuffer]] = []
+        self._work: Work[None] | None = None
+
+    def write(self, remote: RemoteBuffer, data: MR | MRSlice) -> None:
+        """Gather a write of registered memory; checked as ``Connection.write``."""
+        self._gather(WROpcode.RDMA_WRITE, self._starter._to_write(remote, data), remote)
+
+    def read(self, remote: RemoteBuffer, into: MR | MRSlice) -> None:
+        """Gather a read into registered memory; checked as ``Connection.read``."""
+        target = self._starter._to_read(remote, into)
+        self._gather(WROpcode.RDMA_READ, target[: remote.length], remote)
+
+    def _gather(self, opcode: WROpcode, part: Source, remote: RemoteBuffer) -> None:
+        if not isinstance(part, MRSlice):
+            raise TypeError("a batch takes registered memory: conn.register(buffer), or a slice of that")
+        if self._work is not None:
+            raise StateError("this batch has been started; make another")
+        self._gathered.append((opcode, part, remote))
+
+    @property
+    def work(self) -> Work[None]:
+        """The work of the batch.
+
+        Raises:
+            StateError: the block has not ended, or ended with an exception, so nothing was started.
+        """
+        if self._work is None:
+            raise StateError("the batch was not started: its with block has not ended, or an exception ended it")
+        return self._work
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        count = len(self._gathered)
+        rows = ffi.new("struct pvl_request[]", max(count, 1))
+        for i, (opcode, part, remote) in enumerate(self._gathered):
+            _fill(rows[i], opcode, part, remote.addr, remote.rkey, 0)
+        regions = tuple({id(part.mr): part.mr for _, part, _ in self._gathered}.values())
+        engine = self._starter._engine
+        op = engine.start_list("batch", self._starter._list(rows, count), regions, rows)
+        self._work = Work(engine, op, "batch", _nothing, count)
+
+
+def _fill(row: CData, opcode: WROpcode, part: MRSlice | TemporaryMR, remote_addr: int, rkey: int, imm: int) -> None:
+    row.opcode, row.imm = opcode, imm
+    row.addr, row.length, row.lkey = part.addr, part.length, part.lkey
+    row.remote_addr, row.rkey = remote_addr, rkey
+
+
+def _nothing(_: Operation) -> None:
+    """Return the result of what has none."""
+
+
+def _found(op: Operation) -> int:
+    return int(op.c.result)
