@@ -11,7 +11,7 @@ SOURCES := pyproject.toml build_verbs.py $(wildcard pyverbs_lite/ffi/cdef/*.h py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types host-tests device-tests packages clean
+.PHONY: help demo test lint types host-tests device-tests bench bench-quick packages clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -28,6 +28,7 @@ lint: $(VENV)/developed ## ruff
 types: $(VENV)/developed ## mypy --strict
 	$(BIN)/mypy
 	$(BIN)/mypy build_verbs.py $(wildcard examples/*.py)
+	$(BIN)/mypy bench
 	MYPYPATH=rxe $(BIN)/mypy --scripts-are-modules rxe/run rxe/_kernel.py rxe/_machine.py rxe/guest.py
 	MYPYPATH=rxe $(BIN)/mypy --scripts-are-modules rxe/build
 
@@ -43,8 +44,15 @@ device-tests: $(VENV)/developed ## the tests that need one: on this machine's, e
 comma := ,
 empty :=
 space := $(empty) $(empty)
-PURE_MODULES := errors enums/* _check _resource _buffer _args qp_fsm attr gid wire remote
+PURE_MODULES := errors enums/* _access _args _buffer _check _resource \
+	attr endpoint gid grh _flow_members _private_data qp_fsm remote wire _private_data
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
+
+bench: $(VENV)/benched ## everything measured beside C and the peers; writes docs/performance.md (five to six minutes)
+	$(BIN)/python -m bench
+
+bench-quick: $(VENV)/benched ## what the layer costs beside C and the peers, without a device (half a minute)
+	$(BIN)/python -m bench --quick
 
 packages: ## install the Debian packages that are missing
 	@tools/packages $(SUDO)
@@ -59,6 +67,11 @@ $(VENV)/installed: $(VENV)/bin/python $(SOURCES)
 
 $(VENV)/developed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/installed
+
+$(VENV)/benched: $(VENV)/bin/python $(SOURCES)
+	@MORE="python3-pyverbs perftest" tools/packages $(SUDO)
+	$(PIP) install --editable '.[bench]'
 	@touch $@ $(VENV)/installed
 
 clean: ## remove what was built here; the guest kernel stays in the user's cache

@@ -48,9 +48,8 @@ def run_client(host: str, port: int) -> None:
     with pvl.connect(host, port) as conn:
         info = conn.info
         print(f"device        {info.device}, port {info.port_num}, {info.link_layer.name}")
-        print(
-            f"GID           index {info.gid_index}, {info.local_gid.ipv4_mapped or info.local_gid} ({info.gid_type.name})"
-        )
+        gid = info.local_gid.ipv4_mapped or info.local_gid
+        print(f"GID           index {info.gid_index}, {gid} ({info.gid_type.name})")
         print(f"path          MTU {info.path_mtu}, QP {info.local_qp_num:#x} to {info.remote_qp_num:#x}")
         print(f"QP states     {' → '.join(state.name for state in info.states)}")
         print("operations")

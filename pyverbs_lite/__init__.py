@@ -9,10 +9,12 @@ Three doors into the same house::
     from pyverbs_lite.ffi import ffi, lib    # "I need the C": verbs.h and rdma_cma.h as they are
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from . import errors as _errors
 from . import cm, gid, qp_fsm, wire
+from . import errors as _errors
 from .ah import AH, ah_attr_from_wc
 from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
 from .connection import Connection, ConnectionInfo, Message, connect
@@ -114,6 +116,9 @@ from .wq import WQ, RwqIndTable, RXHashConf, WQInitAttr
 from .wr import SGE, WC, RecvWR, SendWR
 from .wr_ex import WRBatch
 from .xrcd import XRCD, OpenedQP
+
+if TYPE_CHECKING:
+    from . import aio
 
 try:
     __version__ = version("pyverbs-lite")
@@ -265,6 +270,7 @@ __all__ = [
     "WROpcode",
     "__version__",
     "ah_attr_from_wc",
+    "aio",
     "cm",
     "connect",
     "devices",
@@ -280,3 +286,9 @@ __all__ = [
     "wire",
 ]
 __all__ += _errors.__all__
+
+
+def __getattr__(name: str) -> object:
+    if name == "aio":  # imported at its first use, for asyncio takes long to import
+        return import_module(".aio", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

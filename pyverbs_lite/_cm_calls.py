@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING
 from ._args import Deadline
 from ._check import check_neg, os_error
 from ._sockaddr import Address
+from .cm_events import CMEvent
 from .enums import QPType, TransportType
+from .enums.cm import CMEventType
 from .ffi import CData, ffi, lib
 
 if TYPE_CHECKING:
     from ._cm_state import CMState
     from .cm_channel import Place
 
-__all__ = ["DEPTHS", "DestroyID", "check", "check_room", "deadline", "milliseconds"]
+__all__ = ["DEPTHS", "DestroyID", "check", "check_answer", "check_room", "deadline", "milliseconds"]
 
 #: Of the kernel alone; it escapes to users here and there.
 _ENOTSUPP = 524
 #: How much longer than the caller the kernel tries, where the caller's own deadline ends the wait.
 _LONGER = 2.0
 _MOST_MS = (1 << 31) - 1
+_ANSWERS = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
 DEPTHS = (
     "the CMID is not in a state for this, or responder_resources, initiator_depth or the private data are more than the"
     " device or the protocol allows"
@@ -69,6 +72,18 @@ def check(operation: str, rc: int, address: Address | None = None, hint: str = "
     if address is not None:
         hint = f"{address}: {hint}" if hint else str(address)
     raise os_error(operation, number, hint)
+
+
+def check_answer(operation: str, rc: int) -> None:
+    """Raise unless ``rdma_connect`` or ``rdma_accept`` returned 0; on iWARP both may bring the peer's answer at once.
+
+    Raises:
+        CMRejectedError: the peer refused, or is gone.
+        VerbsOSError: as ``check``.
+    """
+    if rc < 0 and ffi.errno in _ANSWERS:
+        CMEvent(event=CMEventType.REJECTED, status=-ffi.errno).raise_for_error(operation)
+    check(operation, rc, hint=DEPTHS)
 
 
 def deadline(timeout: float | Deadline | None) -> Deadline:

@@ -46,6 +46,7 @@ class CMControl(ControlBase):
         self._engine: FramedEngine | None = None
         self._sending = threading.RLock()
         self._gone = False
+        self.answer_due = False  # the peer was asked for a connection, and has not answered
         local, peer = cmid.local_address, cmid.peer_address
         self.local_address = address_text(local) if local else ""
         self.peer = f"{address_text(peer)} port {peer[1]}" if peer else "the peer"

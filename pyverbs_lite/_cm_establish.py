@@ -7,6 +7,7 @@ follows in messages. The side that connected speaks first, as iWARP demands.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -21,7 +22,7 @@ from ._private_data import pack_refusal, read_refusal
 from ._settings import Settings
 from .cmid import CMID
 from .enums.cm import CMEventType
-from .errors import CMRejectedError, HandshakeTimeout, VerbsError
+from .errors import ClosedError, CMRejectedError, HandshakeTimeout, PeerClosedError, VerbsError, VerbsOSError
 from .wire import HelloReceived, ReadyReceived
 
 __all__ = ["establish_accepting", "establish_connecting"]
@@ -39,6 +40,7 @@ class _Attempt:
         self.deadline = deadline
         self.link: CMLink | None = None
         self.connected = False
+        self.answer_due = False  # the peer was asked for a connection, and has not answered
 
     def hello(self) -> HelloReceived:
         return self.control.expect(HelloReceived, self.deadline, self.peer.note)
@@ -60,15 +62,23 @@ class _Attempt:
 
     def give_up(self, error: BaseException) -> None:
         """Tell the peer why, and close everything."""
+        with suppress(VerbsError):
+            if self.connected:
+                tell_why(self.control, error)
+            elif not self.answer_due:
+                self.id.reject(pack_refusal(*reason_for(error)))
+        if self.link is not None and self.link.iwarp and self.answer_due:
+            # The kernel waits for the peer's answer before it lets go of both: longer than the caller does.
+            threading.Thread(target=self.close, args=(error,), name=f"end of {self.id!r}", daemon=True).start()
+        else:
+            self.close(error)
+
+    def close(self, error: BaseException) -> None:
+        """Close everything; who has been told why is given time to hear it."""
         try:
-            with suppress(VerbsError):
-                if self.connected:
-                    tell_why(self.control, error)
-                else:
-                    self.id.reject(pack_refusal(*reason_for(error)))
             if self.link is not None:
                 if self.connected and isinstance(error, Exception) and not isinstance(error, HandshakeTimeout):
-                    self.link._part(Deadline(LAST_WORD))
+                    self.link._part(Deadline(LAST_WORD), ClosedError(f"the handshake failed: {error}"))
                 self.link.close()
         finally:
             self.control.close()
@@ -84,13 +94,15 @@ def establish_connecting(cmid: CMID, settings: Settings, buffers: Mapping[str, M
     attempt = _Attempt(cmid, settings, buffers, deadline)
     try:
         link, private_data = attempt.make_link()
+        attempt.answer_due = True
         try:
             event = cmid.connect(link.conn_param(private_data), timeout=deadline)
         except CMRejectedError as error:
-            said = read_refusal(error.private_data)
-            if said is None:
+            attempt.answer_due = False
+            if (said := read_refusal(error.private_data)) is None:
                 raise
             raise refusal(attempt.control.peer, said) from error
+        attempt.answer_due = False
         assert event is not None
         attempt.control.take_hello(event.private_data)
         link.to_rts(attempt.hello().endpoint)
@@ -118,15 +130,19 @@ def establish_accepting(cmid: CMID, settings: Settings, buffers: Mapping[str, Me
         assert cmid.event is not None
         attempt.control.take_hello(cmid.event.private_data)
         remote = attempt.hello().endpoint
-        link, private_data = attempt.make_link()
-        link.to_rts(remote)
         try:
+            link, private_data = attempt.make_link()
+            link.to_rts(remote)
             cmid.accept(link.conn_param(private_data), timeout=deadline)
         except CMRejectedError as error:
-            said = read_refusal(error.private_data)
-            if said is None:
+            if (said := read_refusal(error.private_data)) is None:
                 raise
             raise refusal(attempt.control.peer, said) from error
+        except VerbsOSError as error:
+            if not error.operation.startswith("rdma_"):
+                raise
+            # The kernel tells nobody of a request that was taken back, but refuses everything on it.
+            raise PeerClosedError(f"{attempt.control.peer} gave up before it was accepted: {error}") from error
         link.in_rts()
         attempt.connected = True
         attempt.expect_ready()

@@ -9,7 +9,7 @@ from ipaddress import IPv6Address
 from ._args import Deadline
 from ._cm_control import CONTROL_CHUNK, CMControl
 from ._control import Peer
-from ._framed import CONTROL_RECEIVES, HEADER, FramedEngine
+from ._framed import CONTROL_RECEIVES, HEADER, FramedEngine, untold
 from ._link import Link
 from ._options import Options
 from ._settings import Settings
@@ -18,7 +18,7 @@ from .cm_events import ConnParam
 from .device import Context
 from .endpoint import Endpoint
 from .enums import AccessFlags, GIDType, QPState, TransportType
-from .errors import DeviceNotFoundError, GIDError, PeerProtocolError, VerbsError
+from .errors import ClosedError, DeviceNotFoundError, GIDError, PeerProtocolError, VerbsError
 from .gid import GidEntry
 
 __all__ = ["CMLink"]
@@ -41,7 +41,6 @@ class CMLink(Link):
     """
 
     _header = HEADER
-    _spare = CONTROL_RECEIVES
     _send_sge = 2
     _engine = FramedEngine
     engine: FramedEngine
@@ -70,13 +69,20 @@ class CMLink(Link):
 
     def _fit(self, options: Options) -> Options:
         fitted, limits = super()._fit(options), self.context.query_device()
-        most = max(1, min(limits.max_qp_wr, limits.max_cqe // 2) - self._spare)
+        most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - CONTROL_RECEIVES) * 2 // 3)
         pkey_index = self.id.init_qp_attr(QPState.INIT).pkey_index
         return replace(
             fitted,
+            send_depth=max(
+                fitted.send_depth, 2 if self.iwarp else 1
+            ),  # a write with an immediate is two requests there
             recv_depth=min(fitted.recv_depth, most),
             pkey_index=fitted.pkey_index if pkey_index is None else pkey_index,
         )
+
+    @property
+    def _spare(self) -> int:
+        return CONTROL_RECEIVES + untold(self.options.recv_depth)
 
     @property
     def _slot_size(self) -> int:
@@ -112,14 +118,19 @@ class CMLink(Link):
 
     def _endpoint(self) -> Endpoint:
         endpoint, path_mtu = super()._endpoint(), self.id.path_mtu
-        return endpoint if path_mtu is None else replace(endpoint, mtu=min(endpoint.mtu, path_mtu))
+        depth = self.options.recv_depth
+        return replace(
+            endpoint,
+            recv_depth=depth + untold(depth),
+            mtu=endpoint.mtu if path_mtu is None else min(endpoint.mtu, path_mtu),
+        )
 
     def agree(self, remote: Endpoint) -> None:
         """Work out what both sides can do, and put headers in front of messages from now on."""
         super().agree(remote)
         longest = self.agreed.max_rdma_size - self._header
         self.agreed = replace(self.agreed, max_send_size=min(self.agreed.max_send_size, longest))
-        self.engine.frame_on(self.options.recv_depth, remote.recv_depth)
+        self.engine.frame_on(self.options.recv_depth, remote.recv_depth, immediates=not self.iwarp)
 
     def to_rts(self, remote: Endpoint) -> None:
         """Bring the QP to RTS; on iWARP only work out what both sides can do."""
@@ -142,11 +153,8 @@ class CMLink(Link):
             )
         path = attr.ah_attr
         if path.grh is not None:  # the path's own, unless something else was asked for
-            asked = {
-                name: getattr(options, name)
-                for name in ("hop_limit", "traffic_class")
-                if getattr(options, name) != getattr(_PLAIN, name)
-            }
+            names = ("hop_limit", "traffic_class")
+            asked = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(_PLAIN, name)}
             path = replace(path, grh=replace(path.grh, **asked))
         return replace(path, sl=options.sl) if options.sl else path
 
@@ -162,8 +170,9 @@ class CMLink(Link):
             rnr_retry_count=self.options.rnr_retry,
         )
 
-    def _part(self, deadline: Deadline) -> None:
+    def _part(self, deadline: Deadline, why: ClosedError) -> None:
         # To end the QP resets its TCP connection, and with it goes what the peer has not read yet.
         if self.iwarp:
+            self.engine.leave(why)
             with suppress(VerbsError):
                 self.id.disconnect(timeout=deadline.at_most(_PARTING))

@@ -50,6 +50,8 @@ class Engine(Resource):
         failure: why the connection is over, or None.
     """
 
+    _flush_time = _FLUSH_TIME
+
     def __init__(self, qp: QP, *, staging: MR, send_slots: int, ring: MR, recv_slots: int, peer: Peer) -> None:
         raw = qp._handle
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, recv_slots)
@@ -350,7 +352,7 @@ class Engine(Resource):
         """
         with self._failing:
             if self.failure is None:
-                self._flush_limit = Deadline(_FLUSH_TIME)
+                self._flush_limit = Deadline(self._flush_time)
                 self.failure = error
                 self._c.over = 1
                 if not self.stop_qp():
@@ -372,7 +374,7 @@ class Engine(Resource):
         c = self._c
         if self.failure is None:
             if not c.cause:
-                self.drain(Deadline(_FLUSH_TIME))
+                self.drain(Deadline(self._flush_time))
             failed = (c.cause, c.cause_wr_id, c.cause_vendor_err) if c.cause else (WCStatus.WR_FLUSH_ERR, 0, 0)
             self.fail(self._completion_error(*failed))
 

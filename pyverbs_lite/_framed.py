@@ -10,30 +10,54 @@ from ._engine import Engine
 from ._operation import Operation, Request
 from .cq import SPIN
 from .enums import WROpcode
-from .errors import PeerProtocolError, WaitTimeout
+from .errors import PeerProtocolError, VerbsError, WaitTimeout
 from .ffi import ffi, lib
 
-__all__ = ["CONTROL_RECEIVES", "HEADER", "FramedEngine"]
+__all__ = ["CONTROL_RECEIVES", "HEADER", "FramedEngine", "untold"]
 
 _SPIN_NS = int(SPIN * 1e9)
+#: What is posted to a QP that the peer has just ended is not flushed by every iWARP driver: no use to wait for long.
+_FLUSH_TIME_IWARP = 0.1
 #: Bytes in front of every two-sided message; ``ffi/src/framing.c`` has the layout.
 HEADER: int = lib.PVL_HEADER_BYTES
 #: Receives for control bytes, on both sides.
 CONTROL_RECEIVES = 8
 
 
+def untold(depth: int) -> int:
+    """Return how many receives may have been posted again without the peer being told, at such a depth."""
+    return max(0, depth // 2 - 1)
+
+
 class FramedEngine(Engine):
     """An engine that tells messages from control bytes, and sends neither without a receive at the peer."""
 
-    def frame_on(self, offered: int, granted: int) -> None:
+    def frame_on(self, depth: int, granted: int, *, immediates: bool) -> None:
         """Put a header in front of every message; before the first message of either side.
 
         Args:
-            offered: receives for messages that are posted here.
+            depth: receives for messages here that the peer can rely on; ``untold`` of it more are posted.
             granted: receives for messages that are posted at the peer.
+            immediates: whether the transport has any; else a message brings that of an RDMA write.
         """
-        check_rc("calloc", lib.pvl_frame_on(self._c, offered, granted, CONTROL_RECEIVES))
+        more = untold(depth)
+        rc = lib.pvl_frame_on(self._c, depth + more, more + 1, granted, CONTROL_RECEIVES, not immediates)
+        check_rc("calloc", rc)
         self._header = HEADER
+        if not immediates:
+            self._flush_time = _FLUSH_TIME_IWARP
+
+    def leave(self, why: VerbsError) -> None:
+        """Record why the connection is over, as ``fail`` does, but let what is in flight go on."""
+        with self._failing:
+            if self.failure is None:
+                self._flush_limit = Deadline(self._flush_time)
+                self.failure = why
+                self._c.over = 1
+
+    def drain(self, deadline: Deadline) -> bool:
+        """Wait until nothing is in flight, but not for what is never flushed."""
+        return super().drain(deadline.sooner(self._flush_time))
 
     def listen_to(self, fd: int) -> None:
         """Wake waits when a descriptor is readable."""

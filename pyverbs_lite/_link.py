@@ -69,9 +69,8 @@ class Link:
         VerbsOSError: the device or the kernel refused.
     """
 
-    #: Bytes in front of every message, receives beside those for messages, and the elements of a send request.
+    #: Bytes in front of every message, and the elements of a send request.
     _header = 0
-    _spare = 0
     _send_sge = 1
     #: Whether the transport is iWARP, which has no immediates and no atomics.
     iwarp = False
@@ -118,6 +117,11 @@ class Link:
     def _fit(self, options: Options) -> Options:
         """Cut the options to what the device allows."""
         return options.within(self.context.query_device())
+
+    @property
+    def _spare(self) -> int:
+        """How many receives are posted beside ``recv_depth``."""
+        return 0
 
     @property
     def _slot_size(self) -> int:
@@ -341,14 +345,14 @@ class Link:
     def end(self, deadline: Deadline, why: ClosedError) -> None:
         """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
         self.goodbye(Deadline(deadline.at_most(1.0)))
-        self._part(deadline)
+        self._part(deadline, why)
         self.engine.fail(why)
         if self.engine.stop_qp():  # again, in case that an interrupt came between the two
             self.engine.drain(deadline)
         self.close()
         self.peer.control.close()
 
-    def _part(self, deadline: Deadline) -> None:
+    def _part(self, deadline: Deadline, why: ClosedError) -> None:
         """Do what must come between the goodbye and the end of the QP."""
 
     def close(self) -> None:

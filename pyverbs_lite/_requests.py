@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from typing import TypeAlias
 
 from ._args import Deadline
@@ -13,7 +12,6 @@ from ._link import CELL, Link
 from ._operation import Request, TemporaryMR
 from .enums import AccessFlags, WROpcode
 from .errors import StateError, UnsupportedError
-from .ffi import lib
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
@@ -103,7 +101,7 @@ class Mover:
         number = 0 if imm is None else immediate(imm, "imm")
         if isinstance(source, memoryview) and len(source) <= CELL:
             request = Request(opcode, len(source), remote_addr, rkey, number, source=source)
-            self._engine.run(operation, self._with_notice([request]), deadline)
+            self._engine.run(operation, (request,), deadline)
             return
         if isinstance(source, MRSlice):
             pieces = self._pieces(opcode, source, remote_addr, rkey, number)
@@ -155,33 +153,24 @@ class Mover:
         early = WROpcode.RDMA_WRITE if opcode == WROpcode.RDMA_WRITE_WITH_IMM else opcode
         addr, lkey, most = part.addr, part.lkey, self._max_piece
         if part.length <= most:
-            return self._with_notice([Request(opcode, part.length, remote_addr, rkey, imm, addr=addr, lkey=lkey)])
+            return [Request(opcode, part.length, remote_addr, rkey, imm, addr=addr, lkey=lkey)]
         last = max(0, part.length - 1) // most * most  # where the last piece starts
         pieces = [
             Request(early, most, remote_addr + start, rkey, addr=addr + start, lkey=lkey)
             for start in range(0, last, most)
         ]
         pieces.append(Request(opcode, part.length - last, remote_addr + last, rkey, imm, addr=addr + last, lkey=lkey))
-        return self._with_notice(pieces)
-
-    def _with_notice(self, pieces: list[Request]) -> list[Request]:
-        """Let a message bring the immediate of an RDMA write, where the transport has none."""
-        last = pieces[-1]
-        if last.opcode != WROpcode.RDMA_WRITE_WITH_IMM or not self._link.iwarp:
-            return pieces
-        notice: WROpcode = lib.PVL_WR_NOTICE  # type: ignore[assignment]
-        plain = replace(last, opcode=WROpcode.RDMA_WRITE)
-        return [*pieces[:-1], plain, Request(notice, 0, imm=last.imm, argument=last.length)]
+        return pieces
 
     def _to_atomic(
         self, operation: str, opcode: WROpcode, remote: RemoteBuffer, argument: int, swap: int = 0
     ) -> Request:
         """Look at the 8 bytes of an atomic and at its operands."""
         words = _word(argument), _word(swap)
-        if not self._link.remote_access & AccessFlags.REMOTE_ATOMIC:
-            raise UnsupportedError(errno.EOPNOTSUPP, operation, f"{self._link.context.name} has no atomic operations")
         self._check_remote(remote, AccessFlags.REMOTE_ATOMIC, operation)
         self._check_read_depth(operation)
+        if not self._link.remote_access & AccessFlags.REMOTE_ATOMIC:
+            raise UnsupportedError(errno.EOPNOTSUPP, operation, f"{self._link.context.name} has no atomic operations")
         if remote.length != 8 or remote.addr % 8:
             raise ValueError(
                 f"{operation} works on 8 bytes at an address that is a multiple of 8, not on {remote.length} bytes at"

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from types import TracebackType
 from typing import cast
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from ._args import Deadline, check_int
 from ._buffer import Memory
-from ._cm_establish import establish_accepting, establish_connecting
+from ._cm_establish import establish_connecting
 from ._options import Options, Tuning
 from ._settings import Settings, check_buffers
 from ._sockaddr import Address
-from ._tcp import address_text
 from .cm_addrinfo import AddrInfo, getaddrinfo
 from .cm_channel import EventChannel
 from .cm_context import CMContext
 from .cm_events import CMEvent, ConnParam, UDParam
+from .cm_listener import Listener, listening
 from .cm_mcast import CMGroup
 from .cm_qp import CMQP
 from .cmid import CMID
 from .connection import Connection
 from .device import Context
 from .enums.cm import AddrInfoFlags, CMEventType, IBOption, IDOption, MCJoinFlags, PortSpace
-from .errors import ClosedError, HandshakeTimeout, VerbsError, WaitTimeout
+from .errors import HandshakeTimeout, VerbsError
 
 __all__ = [
     "CMID",
@@ -135,73 +134,12 @@ def listen(
     check_int("backlog", backlog, 0, (1 << 31) - 1)
     if isinstance(device, str):
         Context(device).close()
-    cmid = CMID()
+    channel = EventChannel()
     try:
-        cmid.bind_addr(_local(host, port))
-        cmid.listen(backlog)
-        return Listener(cmid, settings, named, timeout)
+        return Listener(channel, listening(channel, host, port, backlog), settings, named, timeout)
     except BaseException:
-        cmid.close()
+        channel.close()
         raise
-
-
-class Listener:
-    """An identifier of librdmacm that turns those who connect into connections; made by ``cm.listen``.
-
-    Attributes:
-        host, port: the address it is bound to.
-    """
-
-    def __init__(self, cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], timeout: float | None) -> None:
-        self._id = cmid
-        self._settings = settings
-        self._buffers = dict(buffers)
-        self._timeout = timeout
-        address = cmid.local_address
-        self.host, self.port = address_text(address) if address else "", cmid.src_port
-
-    def __repr__(self) -> str:
-        return f"<cm.Listener on {self.host} port {self.port}{' (closed)' if self.closed else ''}>"
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when somebody wants to connect."""
-        return self._id.channel.fileno()
-
-    def accept(self, timeout: float | None = None) -> Connection:
-        """Wait for a peer and return the connection to it, in RTS; as ``pyverbs_lite.Listener.accept``.
-
-        Raises:
-            WaitTimeout: nobody came.
-            CMError, HandshakeTimeout, PeerProtocolError, PeerClosedError, HandshakeError: what came was no good peer.
-            DeviceNotFoundError, GIDError, VerbsOSError: this side could not make its end.
-            ClosedError: the listener is closed.
-        """
-        deadline = Deadline(timeout)
-        try:
-            request = self._id.get_request(timeout=deadline)
-        except WaitTimeout:
-            raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept") from None
-        except ClosedError:
-            raise ClosedError(f"{self!r} cannot accept") from None
-        limit = deadline.sooner(self._timeout)
-        return Connection(establish_accepting(request, self._settings, self._buffers, limit))
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._id.closed
-
-    def close(self) -> None:
-        """Stop listening; connections that were accepted go on. Safe to call again, and from another thread."""
-        self._id.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _settings(
@@ -220,14 +158,6 @@ def _settings(
         gid_netdev=gid_netdev,
         options=Options(**tuning),
     )
-
-
-def _local(host: str, port: int) -> Address:
-    """Return the address to bind."""
-    if not host:
-        return ("::", port) if socket.has_ipv6 else ("", port)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return cast("Address", found[0][4])
 
 
 def _resolve(host: str, port: int, settings: Settings, deadline: Deadline) -> CMID:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, cast
 
 from . import _cm_calls as calls
@@ -236,9 +235,7 @@ class CMID(CMWaits):
             self._require_device("connect")
             raw, kept = self._conn_param("connect", param)
             rc = lib.rdma_connect(self._handle, raw)
-            if rc < 0 and ffi.errno == errno.ECONNREFUSED:  # iWARP, where nobody listens
-                CMEvent(event=_E.REJECTED, status=-errno.ECONNREFUSED).raise_for_error("rdma_connect")
-            calls.check("rdma_connect", rc, hint=calls.DEPTHS)
+            calls.check_answer("rdma_connect", rc)
             del kept
         return self._done(limit, "rdma_connect", _E.ESTABLISHED, _E.CONNECT_RESPONSE)
 
@@ -246,7 +243,7 @@ class CMID(CMWaits):
         """Accept who wants to connect. There is no event for datagrams, so None is returned then.
 
         Raises:
-            CMUnreachableError, CMRejectedError, CMConnectError: the peer did not go on.
+            CMUnreachableError, CMRejectedError, CMConnectError, PeerClosedError: the peer did not go on.
             HandshakeTimeout: not done in time.
 
         Verb: rdma_accept
@@ -254,7 +251,7 @@ class CMID(CMWaits):
         limit = calls.deadline(timeout)
         with self._place.lock:
             raw, kept = self._conn_param("accept", param)
-            calls.check("rdma_accept", lib.rdma_accept(self._handle, raw), hint=calls.DEPTHS)
+            calls.check_answer("rdma_accept", lib.rdma_accept(self._handle, raw))
             del kept
         self._refresh()
         return None if self.qp_type == QPType.UD else self._done(limit, "rdma_accept", _E.ESTABLISHED)

@@ -62,14 +62,21 @@ def completions(cq: pvl.CQ, count: int, timeout: float = 10.0) -> list[pvl.WC]:
 
 @contextmanager
 def connected(
-    server: dict[str, Any] | None = None, client: dict[str, Any] | None = None, host: str = "127.0.0.1"
+    server: dict[str, Any] | None = None,
+    client: dict[str, Any] | None = None,
+    host: str = "127.0.0.1",
+    *,
+    via: Any = pvl,
 ) -> Iterator[tuple[pvl.Connection, pvl.Connection]]:
-    """Yield the client's and the server's end of one connection over the loopback address, both in this process."""
+    """Yield the client's and the server's end of one connection over the loopback address, both in this process.
+
+    They are made by ``pvl``, or via ``pvl.cm``.
+    """
     with ExitStack() as stack:
-        listener = stack.enter_context(pvl.listen(host, 0, **(server or {})))
+        listener = stack.enter_context(via.listen(host, 0, **(server or {})))
         pool = stack.enter_context(ThreadPoolExecutor(1))
         accepting = pool.submit(listener.accept, 20)
-        left = stack.enter_context(pvl.connect(host, listener.port, **(client or {})))
+        left = stack.enter_context(via.connect(host, listener.port, **(client or {})))
         right = stack.enter_context(accepting.result(20))
         yield left, right
 

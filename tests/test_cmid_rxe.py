@@ -283,7 +283,7 @@ def test_an_address_of_no_rdma_device_is_an_address_error() -> None:
         mac = Path("/sys/class/net/pvl1/address").read_text().strip()
         subprocess.run(f"ip neigh add 203.0.113.9 lladdr {mac} dev pvl0", shell=True, check=True)
         with cm.CMID() as cmid:
-            with pytest.raises(pvl.CMAddressError, match="ADDR_ERROR ENODEV.*no RDMA device") as caught:
+            with pytest.raises(pvl.CMAddressError, match=r"ADDR_ERROR ENODEV.*no RDMA device") as caught:
                 cmid.resolve_addr(("203.0.113.9", 7), timeout=3)
             assert (caught.value.event, caught.value.status) == (E.ADDR_ERROR, -errno.ENODEV)
             assert caught.value.operation == "rdma_resolve_addr"
@@ -332,7 +332,7 @@ def test_closing_a_request_refuses_it(ip: str, device: str) -> None:
 def test_one_deadline_covers_a_peer_that_never_answers() -> None:
     with listening(RXE) as listener, end(resolved(RXE, listener.src_port)) as (left, _):
         start = time.monotonic()
-        with pytest.raises(pvl.HandshakeTimeout, match="rdma_connect: no ESTABLISHED.*0.3 s.*does not accept"):
+        with pytest.raises(pvl.HandshakeTimeout, match=r"rdma_connect: no ESTABLISHED.*0.3 s.*does not accept"):
             left.connect(timeout=0.3)
         assert 0.3 <= time.monotonic() - start < 1.5
     with listening(RXE) as listener:
@@ -361,9 +361,12 @@ def test_steps_in_the_wrong_order_are_refused() -> None:
 
 
 def test_a_port_is_taken_once() -> None:
-    with listening(RXE) as listener, cm.CMID() as other:
-        with pytest.raises(pvl.VerbsOSError, match="EADDRINUSE.*port is taken"):
-            other.bind_addr((RXE, listener.src_port))
+    with (
+        listening(RXE) as listener,
+        cm.CMID() as other,
+        pytest.raises(pvl.VerbsOSError, match=r"EADDRINUSE.*port is taken"),
+    ):
+        other.bind_addr((RXE, listener.src_port))
 
 
 @pytest.mark.parametrize(
@@ -452,7 +455,11 @@ kept = cm.CMID()
 #: Programs that destroy an identifier while events wait for it: in C each would wait for ever.
 PENDING = {
     "in the kernel": "cmid.resolve_addr(DST); wait(channel); cmid.close()",
-    "read, and not asked for": "cmid.resolve_addr(DST); wait(channel)\nwith channel._lock: channel._fetch()\ncmid.close()",
+    "read, and not asked for": """
+cmid.resolve_addr(DST); wait(channel)
+with channel._lock: channel._fetch()
+cmid.close()
+""",
     "a request nobody asked for": """
 listener = channel.create_id(); listener.bind_addr(("192.0.2.1", 0)); listener.listen()
 client = cm.CMID(); client.resolve_addr(("192.0.2.1", listener.src_port)); client.resolve_route()
@@ -701,7 +708,7 @@ def test_getaddrinfo_resolves_both_families() -> None:
     )
     passive = cm.getaddrinfo(RXE6, "80", flags=cm.AddrInfoFlags.PASSIVE | cm.AddrInfoFlags.NUMERICHOST)
     assert passive[0].ai_src_addr == (RXE6, 80, 0, 0)
-    with pytest.raises(pvl.VerbsOSError, match="no.such.host.*cannot be resolved"):
+    with pytest.raises(pvl.VerbsOSError, match=r"no.such.host.*cannot be resolved"):
         cm.getaddrinfo("no.such.host.invalid", "80", flags=cm.AddrInfoFlags.NUMERICHOST)
     with pytest.raises(ValueError, match="AddrInfoFlags"):
         cm.getaddrinfo(RXE, flags=1 << 20)  # type: ignore[arg-type]
@@ -712,8 +719,10 @@ def test_getaddrinfo_resolves_both_families() -> None:
 
 @pytest.mark.parametrize("ip", [RXE, RXE6])
 def test_datagrams_through_the_connection_manager(ip: str) -> None:
-    with listening(ip, cm.PortSpace.UDP) as listener:
-        with end(resolved(ip, listener.src_port, cm.PortSpace.UDP), pvl.QPType.UD) as (left, memory):
+    with ExitStack() as stack:
+        listener = stack.enter_context(listening(ip, cm.PortSpace.UDP))
+        caller = resolved(ip, listener.src_port, cm.PortSpace.UDP)
+        with end(caller, pvl.QPType.UD) as (left, memory):
             connecting = in_thread(left.connect, cm.ConnParam(private_data=bytes(range(180))))
             with end(listener.get_request(timeout=5), pvl.QPType.UD) as (right, right_memory):
                 assert right.event.private_data == bytes(range(180))
@@ -735,8 +744,10 @@ def test_datagrams_through_the_connection_manager(ip: str) -> None:
 
 
 def test_who_refuses_datagrams_says_why() -> None:
-    with listening(RXE, cm.PortSpace.UDP) as listener:
-        with end(resolved(RXE, listener.src_port, cm.PortSpace.UDP), pvl.QPType.UD) as (left, _):
+    with ExitStack() as stack:
+        listener = stack.enter_context(listening(RXE, cm.PortSpace.UDP))
+        caller = resolved(RXE, listener.src_port, cm.PortSpace.UDP)
+        with end(caller, pvl.QPType.UD) as (left, _):
             connecting = in_thread(left.connect, timeout=5)
             with listener.get_request(timeout=5) as right:
                 with pytest.raises(ValueError, match="at most 136"):
@@ -819,7 +830,7 @@ group.close(); cmid.close(); pd.close(); context.close()
 
 def test_a_group_is_joined_once_and_left_with_its_qp() -> None:
     with member("239.7.8.13") as (cmid, _, group):
-        with pytest.raises(pvl.StateError, match="in the group 239.7.8.13 already"):
+        with pytest.raises(pvl.StateError, match=r"in the group 239.7.8.13 already"):
             cmid.join_multicast(("239.7.8.13", 0))
         with cmid.join_multicast(("239.7.8.14", 0)) as second:
             assert second.ud.ah_attr.grh.dgid == pvl.multicast_gid("239.7.8.14")

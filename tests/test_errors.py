@@ -15,6 +15,7 @@ from pyverbs_lite.enums import QPAttrMask, QPState, WCStatus
 from pyverbs_lite.errors import (
     AttributeMaskError,
     BusyError,
+    CMError,
     CompletionError,
     FlushError,
     GIDError,
@@ -202,3 +203,13 @@ def test_errors_come_back_from_a_worker():
             with pytest.raises(type(EXAMPLES[index])) as caught:
                 pool.apply(_fail, (index,))
             assert str(caught.value) == str(EXAMPLES[index])
+
+
+def test_the_errors_of_the_connection_manager_carry_the_event():
+    assert CMError.by_event
+    for name, cls in CMError.by_event.items():
+        error = cls("no", event=name, status=-110, private_data=b"why", operation="rdma_connect")
+        copy = pickle.loads(pickle.dumps(error))
+        for one in (error, copy):
+            assert (one.event, one.status, one.private_data) == (name, -110, b"why")
+            assert (one.operation, str(one)) == ("rdma_connect", "no")

@@ -539,6 +539,25 @@ def test_a_forked_child_neither_uses_nor_destroys():
     assert stderr == ""
 
 
+def test_a_child_may_gain_and_lose_a_parent():
+    log = []
+    with Thing(log, "first") as first, Thing(log, "second") as second, Thing(log, "watcher") as watcher:
+        child = Thing(log, "child", first)
+        child._attach(second)
+        child._attach(watcher, closed_with=False)
+        watcher.close()
+        assert not child.closed
+        second.close()
+        assert log == ["watcher", "child", "second"]
+        other = Thing(log, "other", first)
+        third = Thing(log, "third")
+        other._attach(third)
+        other._detach(third)
+        third.close()
+        assert not other.closed
+    assert log == ["watcher", "child", "second", "third", "other", "first"]
+
+
 def test_in_another_process(monkeypatch):
     log = []
     with Thing(log, "kept") as kept:

@@ -22,8 +22,7 @@ def start() -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
     def run(*argv: Any) -> Program:
-        programs.append(Program(*argv))
-        return programs[-1]
+        return Program(*argv, group=programs)
 
     yield run
     for program in programs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Mapping
+from importlib.metadata import version
 
 from .processes import ROOT
 from .rows import HOLES, ROWS, Hole, Row
@@ -16,19 +17,21 @@ _HEAD = f"""\
 
 <!-- made by: {RUN} -->
 
-Each row was run as two processes on soft devices: a program of others, as its package installs it, and one of ours, which
-plays the part in the column "we are". The tool's own verdict counts, and its exit status. `tests/interop/` has the tests.
+Each row was run as two processes on soft devices: a program of others, as its package installs it, and one of ours,
+which plays the part in the column "we are". The tool's own verdict counts, and its exit status. The tests are in
+`tests/interop/`.
 
 """
 _MCKEY = """
 ## mckey -s
 
-Its receiver may wait for ever, whoever is at the other end: the sender posts its datagrams without asking for completions,
-and destroys their address handle right after. rxe sends in a worker of the kernel, and what the worker has not come to by
-then has no address any more and is dropped, without a word. Which part that is depends on the scheduler: on one CPU often
-all of it. With a pause before the address handle is destroyed all of it arrives; so it does where each datagram's worker runs
-before the next one is posted, which on one CPU is what `chrt --idle 0 mckey -s` comes to, and that is how it is run here. A
-program of ours asks for the completions, and the library refuses to destroy an address handle that a request still needs.
+Its receiver may wait for ever, whoever is at the other end. The sender posts its datagrams without asking for
+completions, and destroys their address handle right after. rxe sends in a worker of the kernel; what the worker has not
+come to by then has no address any more, and is dropped without a word. How much that is depends on the scheduler: on
+one CPU all, some and none of it were seen. With a pause before the address handle is destroyed, everything arrives. So
+it does where the worker runs before the next datagram is posted; on one CPU `chrt --idle 0 mckey -s` makes it so, and
+thus it is run here. A program of ours asks for the completions, and the library refuses to destroy an address handle
+that a request still needs.
 """
 
 
@@ -36,7 +39,9 @@ def line(row: Row) -> str:
     """Return a row's line, but for what came of it."""
     program = f"`{row.program}`" if row.program else "–"
     options, _, what = row.options.partition(", ")
-    asked = ", ".join([f"`{options}`"] * bool(options and options[0] == "-") + [what or ("" if options[:1] == "-" else options)])
+    asked = ", ".join(
+        [f"`{options}`"] * bool(options and options[0] == "-") + [what or ("" if options[:1] == "-" else options)]
+    )
     return f"| `{row.peer}` | {asked.strip(', ') or '–'} | {row.device} | {row.ours} | {program} | {row.verdict} |"
 
 
@@ -49,8 +54,6 @@ def versions() -> str:
     packages = ("ibverbs-utils", "rdmacm-utils", "python3-pyverbs")
     asked = ["dpkg-query", "-W", "-f", "${Package} ${Version}\n", *packages]
     shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")
-    from importlib.metadata import version
-
     return ", ".join([*filter(None, shown), f"ibverbs {version('ibverbs')}", f"Linux {platform.release()}"])
 
 

@@ -14,16 +14,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(__file__).with_name("peers")
+#: Debian's pyverbs is for Debian's Python; PyPI's ibverbs is in this environment.
+PYTHON = {"pyverbs": "/usr/bin/python3", "ibverbs": sys.executable}
 #: Seconds after which a program that has not done its part never will.
 PATIENCE = 30.0
 _ASK_AGAIN = 0.01
+_ASK_RDMA_AGAIN = 0.1  # each look is a process
 
 
 class Program:
     """A running program; what it writes to either stream is read as it comes."""
 
-    def __init__(self, *argv: str | Path | int) -> None:
+    def __init__(self, *argv: str | Path | int, group: list[Program]) -> None:
         self.argv = [str(word) for word in argv]
+        group.append(self)
+        self._group = group
         # A tool that buffers its output whole would tell a test that times out nothing.
         self.process = subprocess.Popen(
             ["stdbuf", "-oL", *self.argv] if self.argv[0][0] != "/" else self.argv,
@@ -33,7 +38,7 @@ class Program:
             text=True,
             errors="backslashreplace",
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         self.pid = self.process.pid
         self._lines: list[str] = []
@@ -64,7 +69,7 @@ class Program:
         with self._news:
             self._news.wait_for(lambda: found() is not None or not self._reader.is_alive(), timeout)
             rest = found()
-        assert rest is not None, f"no line {start!r} from {self}"
+        assert rest is not None, f"no line {start!r} from {self.all()}"
         return rest
 
     def end(self, status: int | None = 0, timeout: float = PATIENCE) -> str:
@@ -72,10 +77,10 @@ class Program:
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout:.0f} s: {self}") from None
+            raise AssertionError(f"still running after {timeout:.0f} s: {self.all()}") from None
         self._reader.join(5)
         good = self.process.returncode == status if status is not None else self.process.returncode > 0
-        assert good, f"not status {status}: {self}"
+        assert good, f"not status {status}: {self.all()}"
         return self.output
 
     def kill(self) -> None:
@@ -86,20 +91,30 @@ class Program:
         assert self.process.stdout is not None
         self.process.stdout.close()
 
+    def all(self) -> str:
+        """Show this program, and those that it has to do with."""
+        return "\n".join(map(str, [self, *(program for program in self._group if program is not self)]))
+
     def __str__(self) -> str:
         status = self.process.poll()
         state = "running" if status is None else f"ended with {status}"
         return f"{' '.join(self.argv)} ({state})\n{self.output}"
 
 
-def wait_until(condition: Callable[[], bool], what: str, *programs: Program, timeout: float = PATIENCE) -> None:
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    *programs: Program,
+    timeout: float = PATIENCE,
+    pause: float = _ASK_AGAIN,
+) -> None:
     """Ask until something is so; not longer than the programs it depends on are running."""
     limit = time.monotonic() + timeout
     while not condition():
         for program in programs:
-            assert program.process.poll() is None, f"{what}: not any more, {program}"
+            assert program.process.poll() is None, f"{what}: not any more, {program.all()}"
         assert time.monotonic() < limit, "\n".join([f"not within {timeout:.0f} s: {what}", *map(str, programs)])
-        time.sleep(_ASK_AGAIN)
+        time.sleep(pause)
 
 
 # ---------------------------------------------------------------- listeners
@@ -129,7 +144,8 @@ def cm_listeners() -> list[int]:
 
 def until_cm_listens(program: Program) -> None:
     """Wait until a program listens through librdmacm."""
-    wait_until(lambda: program.pid in cm_listeners(), "listening through librdmacm", program)
+    listens = "listening through librdmacm"
+    wait_until(lambda: program.pid in cm_listeners(), listens, program, pause=_ASK_RDMA_AGAIN)
 
 
 def until_in_group(address: str, program: Program) -> None:

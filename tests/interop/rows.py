@@ -54,7 +54,7 @@ _WRONG = "the server finds no mark, and says so"
 
 def _pingpong() -> Iterator[Row]:
     for kind in PINGPONG:
-        size = 1500 if kind == "ud" else 20000  # one packet of two pages has no room in a UD message of rxe's MTU
+        size = 1500 if kind == "ud" else 20000  # a datagram is one packet, here of up to 4096 bytes; else it is many
         for options, verdict in (
             (f"-c -s {size}", f"{_ENDS}; {_PAGES}"),
             ("-e", _ENDS),
@@ -73,7 +73,9 @@ def _rping() -> Iterator[Row]:
     for device in DEVICES:
         for ours in OURS:
             yield Row("rping", "-v -V -C 10", device, ours, _RPING, "each ping comes back unchanged, and is shown")
-            yield Row("rping", "-V -S 60000 -C 5", device, ours, _RPING, "as many bytes as it takes come back unchanged")
+            yield Row(
+                "rping", "-V -S 60000 -C 5", device, ours, _RPING, "as many bytes as it takes come back unchanged"
+            )
     yield Row("rping", "-V -C 3, over IPv6", "rxe", "client", _RPING, "each ping comes back unchanged")
     yield Row("rping", "-V -C 3, over IPv6", "rxe", "server", _RPING, "each ping comes back unchanged")
     yield Row("rping", "-V -C 3, wrong data", "rxe", "client", _RPING, "the client finds that its ping was changed")
@@ -81,25 +83,22 @@ def _rping() -> Iterator[Row]:
 
 
 _HERE = "tests/interop/peers"
+_STATUS = "return status 0, and every message at both ends"
+_ECHO = "; what comes back is what we sent"
 
 
 def _cm_tools() -> Iterator[Row]:
     for device in DEVICES:
-        for ours in OURS:
-            echoed = "; what it returns is what we sent" if ours == "server" else ""
-            yield Row(
-                "ucmatose", "-c 3 -C 7", device, ours, f"{_HERE}/cm_tools.py", f"return status 0 on both sides{echoed}"
-            )
+        for ours, verdict in (("client", _STATUS), ("server", _STATUS + _ECHO)):
+            yield Row("ucmatose", "-c 3 -C 7", device, ours, f"{_HERE}/ucmatose.py", verdict)
     for device in DEVICES:
-        yield Row("rdma_server", "", device, "client", f"{_HERE}/cm_tools.py", "end 0; its 16 bytes arrive")
-        yield Row("rdma_client", "", device, "server", f"{_HERE}/cm_tools.py", "end 0; its 16 bytes arrive")
-    for ours, verdict in (("client", "; what it returns is what we sent"), ("server", "")):
-        yield Row(
-            "udaddy", "-c 2 -C 7", "rxe", ours, f"{_HERE}/cm_tools.py", f"return status 0 on both sides{verdict}"
-        )
-    yield Row("mckey", "-C 6", "rxe", "client", f"{_HERE}/cm_tools.py", "return status 0: it got all datagrams")
-    yield Row("mckey", "-s -C 6", "rxe", "server", f"{_HERE}/cm_tools.py", "we get all its datagrams")
-    yield Row("mckey", "-C 6, by mckey -s", "rxe", "neither", "", "return status 0 on both sides")
+        for tool, ours in (("rdma_server", "client"), ("rdma_client", "server")):
+            yield Row(tool, "", device, ours, f"{_HERE}/rdma_client_server.py", "end 0, and its 16 bytes arrive")
+    for ours, verdict in (("client", _STATUS + _ECHO), ("server", _STATUS)):
+        yield Row("udaddy", "-c 2 -C 7", "rxe", ours, f"{_HERE}/udaddy.py", verdict)
+    yield Row("mckey", "-C 6", "rxe", "client", f"{_HERE}/mckey.py", "return status 0: it got all datagrams")
+    yield Row("mckey", "-s -C 6", "rxe", "server", f"{_HERE}/mckey.py", "we get all its datagrams; see below")
+    yield Row("mckey", "-C 6, by mckey -s", "rxe", "neither", "", "return status 0: it got all datagrams; see below")
 
 
 LIBRARIES = {"pyverbs": "by_hand_pyverbs.py", "ibverbs": "by_hand_ibverbs.py"}

@@ -15,7 +15,7 @@ from .rows import Row, of
 
 pytestmark = pytest.mark.rdma
 
-ITERS = 200
+ITERS = 60
 
 
 @pytest.mark.parametrize("row", of("pingpong"), ids=str)

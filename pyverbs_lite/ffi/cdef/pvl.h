@@ -115,7 +115,8 @@ void pvl_engine_free(struct pvl_engine *engine);
 int pvl_post_ring(struct pvl_engine *engine);
 int pvl_take(struct pvl_engine *engine, uint64_t index);
 int pvl_take_control(struct pvl_engine *engine, uint64_t index);
-int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t granted, uint16_t control);
+int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted, uint16_t control,
+                 int no_imm);
 int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t spin_ns,
                  int64_t timeout_ns);
 int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
@@ -125,6 +126,12 @@ void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);
 uint64_t pvl_list_check(const struct pvl_list *list);
 int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list);
+
+#define PVL_LOOKED_PART ...
+#define PVL_LOOKED_BUSY ...
+int pvl_look(struct pvl_engine *engine);
+void pvl_poke_at(struct pvl_engine *engine, int fd);
+uint32_t pvl_room(struct pvl_engine *engine, int opcode);
 
 struct pvl_region {
     struct ibv_mr *mr;

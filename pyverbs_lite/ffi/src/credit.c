@@ -4,8 +4,14 @@
  * Everything but the functions that take the lock themselves runs under it.
  */
 
-/* Switch headers on; called once, when the peer's record is known and before the first message. */
-static int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t granted, uint16_t control)
+/*
+ * Switch headers on; called once, when the peer's record is known and before the first message.
+ *
+ * worth_telling is more than 1 so that not every message is answered, and the receives that the peer may not know of
+ * meanwhile are posted in addition to those that it can rely on.
+ */
+static int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted,
+                        uint16_t control, int no_imm)
 {
     struct pvl_framing *framing = &engine->framing;
 
@@ -16,7 +22,8 @@ static int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t gr
     framing->offered = framing->told = offered;
     framing->granted = granted;
     framing->control_offered = framing->control_told = framing->control_granted = control;
-    framing->worth_telling = offered / 2 ? offered / 2 : 1;
+    framing->worth_telling = worth_telling;
+    framing->no_imm = no_imm;
     framing->on = 1;
     return 0;
 }

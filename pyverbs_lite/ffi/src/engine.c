@@ -73,6 +73,7 @@ struct pvl_engine {
     struct ibv_cq *cq;
     struct ibv_comp_channel *channel;
     int peer_fd;
+    int poke_fd; /* an eventfd of an event loop's, or -1: see look.c */
 
     uint32_t send_slots;
     uint32_t in_flight;
@@ -111,6 +112,7 @@ static void pvl_pump(struct pvl_engine *engine);
 static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int control);
 static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len);
 static void pvl_tell(struct pvl_engine *engine);
+static void pvl_poke(struct pvl_engine *engine);
 static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
                       int staged, uint32_t imm, uint32_t length);
 
@@ -151,6 +153,7 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     engine->cq = cq;
     engine->channel = channel;
     engine->peer_fd = -1;
+    engine->poke_fd = -1;
     engine->send_slots = send_slots;
     engine->recv_slots = recv_slots;
     while (engine->free_count < send_slots) {
@@ -271,7 +274,7 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
     case PVL_UNTIL_ARRIVAL:
         return engine->arrived != engine->taken || engine->recv_posted == 0;
     case PVL_UNTIL_SLOT:
-        return engine->free_count > 0;
+        return engine->free_count > (uint32_t)engine->framing.no_imm;
     case PVL_UNTIL_CREDIT:
         return engine->free_count > 0 && pvl_has_credit(&engine->framing, few ? PVL_CONTROL : PVL_MESSAGE);
     case PVL_UNTIL_CONTROL:
@@ -328,8 +331,10 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
             pvl_complete(engine, &engine->wc[i]);
         if (engine->lists)
             pvl_pump(engine);
-        if (got)
+        if (got) {
             pvl_tell(engine);
+            pvl_poke(engine);
+        }
         pthread_cond_broadcast(&engine->news);
         if (rc < 0)
             break;
@@ -353,7 +358,7 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
  *
  * A staged request uses the slot's own cell: it is filled from source, or fetched into if source is NULL. For an
  * atomic, argument is the value to add or to compare with, and swap the value to store. imm is in host order.
- * With headers (framing.c) there are PVL_WR_CONTROL and PVL_WR_NOTICE as well; of a notice, argument is the length.
+ * With headers (framing.c) there is PVL_WR_CONTROL as well.
  * Returns 0 once it is posted, PVL_NO_SLOT, PVL_NO_CREDIT, PVL_STOPPED, or a positive errno.
  */
 static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source,
@@ -369,7 +374,11 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
         .opcode = opcode,
         .send_flags = IBV_SEND_SIGNALED,
     };
-    struct ibv_send_wr *bad;
+    /* Where there are no immediates, a message after the write brings it; the two end together. */
+    uint32_t notices = engine->framing.no_imm && opcode == IBV_WR_RDMA_WRITE_WITH_IMM, second = 0;
+    struct ibv_sge note_sge[2];
+    struct ibv_send_wr note = {.sg_list = note_sge, .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad = NULL;
     uint32_t slot;
     int rc;
 
@@ -388,7 +397,11 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
         pthread_mutex_unlock(&engine->lock);
         return PVL_STOPPED;
     }
-    if (!engine->free_count) {
+    if (opcode == PVL_WR_CONTROL && !engine->framing.on) { /* a driver may not look at what is no opcode */
+        pthread_mutex_unlock(&engine->lock);
+        return EINVAL;
+    }
+    if (engine->free_count <= notices) {
         pthread_mutex_unlock(&engine->lock);
         return PVL_NO_SLOT;
     }
@@ -410,15 +423,30 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
             memcpy((void *)(uintptr_t)sge[0].addr, source, length);
     }
     before = engine->framing;
-    pvl_dress(engine, slot, &wr, sge, opcode, staged, imm, opcode == PVL_WR_NOTICE ? (uint32_t)argument : length);
-    rc = ibv_post_send(engine->qp, &wr, &bad);
-    if (rc == 0) {
-        engine->slots[slot] = (struct pvl_slot){.op = op, .length = length, .opcode = opcode, .staged = staged};
-        engine->free_count--;
-        engine->in_flight++;
-        op->posted++;
+    if (notices) {
+        second = engine->free[engine->free_count - 2];
+        note.wr_id = second;
+        pvl_dress(engine, second, &note, note_sge, PVL_WR_NOTICE, 1, imm, length);
+        wr.opcode = IBV_WR_RDMA_WRITE;
+        wr.send_flags &= ~IBV_SEND_SIGNALED;
+        wr.next = &note;
     } else {
+        pvl_dress(engine, slot, &wr, sge, opcode, staged, imm, length);
+    }
+    rc = ibv_post_send(engine->qp, &wr, &bad);
+    if (rc) {
         engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
+        notices = 0;
+    }
+    if (rc == 0 || bad == &note) { /* a write without its notice is on its own, and ends when the QP is flushed */
+        engine->slots[slot] = (struct pvl_slot){
+            .op = op, .length = length, .opcode = opcode, .staged = staged, .quiet = (int32_t)notices,
+        };
+        if (notices)
+            engine->slots[second] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .before = slot + 1};
+        engine->free_count -= 1 + notices;
+        engine->in_flight += 1 + notices;
+        op->posted += 1 + notices;
     }
     pthread_mutex_unlock(&engine->lock);
     if (rc)
@@ -457,6 +485,7 @@ static void pvl_stop(struct pvl_engine *engine)
             pvl_complete(engine, &flushed);
         }
     engine->recv_posted = 0;
+    pvl_poke(engine);
     pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
 }

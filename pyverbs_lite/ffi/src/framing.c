@@ -39,6 +39,7 @@ struct pvl_arrival;
 
 struct pvl_framing {
     int on;
+    int no_imm;    /* whether the transport has no immediates */
     int malformed; /* whether a message came whose header is none */
     uint32_t granted, sent;   /* receives of the peer, and those used */
     uint32_t offered, told;   /* receives posted here, and those that the peer knows of */

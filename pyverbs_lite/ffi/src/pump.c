@@ -113,7 +113,7 @@ static void pvl_build(struct pvl_engine *engine, uint32_t place, uint32_t slot, 
     wr->wr_id = slot;
     wr->next = &engine->wrs[place + 1];
     wr->sg_list = sge;
-    wr->num_sge = piece->length ? 1 : 0;
+    wr->num_sge = piece->length && piece->opcode != PVL_WR_NOTICE ? 1 : 0;
     wr->opcode = piece->opcode;
     wr->send_flags = 0;
     wr->imm_data = htonl(piece->imm);
@@ -130,16 +130,30 @@ static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
     uint32_t n = 0, before = 0, slot;
     int rc;
 
-    while (n < PVL_BATCH && list->next < list->count && engine->free_count && op->posted + n - op->done < list->window &&
+    uint32_t more = (uint32_t)engine->framing.no_imm; /* a write with an immediate is two requests there */
+
+    while (n + more < PVL_BATCH && list->next < list->count && engine->free_count > more &&
+           op->posted + n - op->done < list->window &&
            pvl_has_credit(&engine->framing, pvl_kind(pvl_entry(list, list->next).opcode))) {
         uint64_t index = list->next;
-        struct pvl_request piece = pvl_next_piece(list);
+        struct pvl_request piece = pvl_next_piece(list), note = piece;
+        int notices = more && piece.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 
+        if (notices)
+            piece.opcode = IBV_WR_RDMA_WRITE;
         slot = engine->free[--engine->free_count];
         engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = piece.opcode, .quiet = 1, .before = before,
                                                 .index = index};
         before = slot + 1;
         pvl_build(engine, n++, slot, &piece);
+        if (notices) {
+            note.opcode = PVL_WR_NOTICE;
+            slot = engine->free[--engine->free_count];
+            engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .quiet = 1, .before = before,
+                                                    .index = index};
+            before = slot + 1;
+            pvl_build(engine, n++, slot, &note);
+        }
     }
     if (!n)
         return 0;

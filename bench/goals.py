@@ -1,0 +1,217 @@
+"""The rows of the table: what each is made from, and its goal.
+
+A row names its own figure and the one that it is compared with. The comparison is a ratio of the two, or a difference
+in the figure's unit: the median over the rounds, and that of the two minima.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Figures = Mapping[str, Mapping[str, Any]]
+
+#: How a row is compared with its floor: own, floor -> value.
+_COMPARE: dict[str, Callable[[float, float], float]] = {
+    "ratio": lambda own, floor: own / floor,
+    "speed": lambda own, floor: floor / own,  # of what is better when it is faster
+    "above": lambda own, floor: own - floor,
+    "apart": lambda own, floor: abs(own / floor - 1) * 100,
+    "alone": lambda own, _: own,
+}
+_SHOWN = {
+    "ratio": "{:.2f} ×",
+    "speed": "{:.2f} ×",
+    "above": "{:.0f} {unit} above",
+    "apart": "{:.1f} %",
+    "alone": "{:.1f} {unit}",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        what: in words.
+        own, floor: names of figures; the floor is what the goal is relative to.
+        how: a key of ``_COMPARE``.
+        goal: at most this, or for ``speed`` at least.
+        unit, scale: of what is shown: figures are divided by ``scale``.
+        beside: figures of peers for the same, by the peer's name.
+    """
+
+    what: str
+    own: str
+    floor: str
+    how: str
+    goal: float
+    unit: str = "ns"
+    scale: float = 1
+    beside: tuple[tuple[str, str], ...] = ()
+
+    def value(self, figures: Figures, which: str) -> float | None:
+        """Compare round by round, or the minima; None where one of the two was not measured."""
+        if self.own not in figures or self.floor not in figures:
+            return None
+        pair = figures[self.own], figures[self.floor]
+        compare = _COMPARE[self.how]
+        if which == "minimum":
+            return compare(*(figure["minimum"] / self.scale for figure in pair))
+        # Round by round, as they were taken in turns: what disturbed a whole round disturbed both.
+        rounds = zip(*(figure["values"] for figure in pair), strict=False)
+        return statistics.median(compare(own / self.scale, floor / self.scale) for own, floor in rounds)
+
+    def met(self, figures: Figures) -> bool | None:
+        """Say whether the medians meet the goal."""
+        value = self.value(figures, "median")
+        if value is None:
+            return None
+        return value >= self.goal if self.how == "speed" else value <= self.goal
+
+    def show(self, value: float | None) -> str:
+        """Write a value of this row."""
+        return "–" if value is None else _SHOWN[self.how].format(value, unit=self.unit)
+
+    @property
+    def goal_text(self) -> str:
+        """The goal in words."""
+        return f"{'≥' if self.how == 'speed' else '≤'} {self.show(self.goal)}"
+
+
+def _bandwidth(word: str, size: int, label: str) -> tuple[Row, ...]:
+    name = f"{word} {size} window"
+    return tuple(
+        Row(
+            f"{label} {word}s on rxe, window 64, against {said}",
+            f"{name}: pvl",
+            f"{name}: {against}",
+            "speed",
+            1.0,
+            unit="µs",
+            scale=1000,
+        )
+        for against, said in (("c", "the C loop"), ("perftest", f"`ib_{word}_bw`"))
+    )
+
+
+def _peers(case: str) -> tuple[tuple[str, str], ...]:
+    return (("ibverbs", f"ibverbs: {case}"), ("pyverbs", f"pyverbs: {case}"))
+
+
+ROWS = (
+    Row(
+        "one post + wait + status in one C call, prepared 64 B write, layer only",
+        "pvl: fused",
+        "pvl: c write",
+        "above",
+        150,
+        beside=_peers("prepared"),
+    ),
+    Row(
+        "the same through `Connection.write` of a registered slice",
+        "pvl: write",
+        "pvl: write",
+        "alone",
+        600,
+        beside=_peers("built"),
+    ),
+    Row(
+        "packed batch of 64, per operation",
+        "pvl: write_many 64",
+        "pvl: write_many 64",
+        "alone",
+        12,
+        beside=_peers("list 64"),
+    ),
+    Row("packed batch of 1024, per operation", "pvl: write_many 1024", "pvl: write_many 1024", "alone", 12),
+    Row("packed batch of a million, per operation", "pvl: write_many 1000000", "pvl: write_many 1000000", "alone", 12),
+    Row(
+        "two-sided: recv + repost + send, layer only",
+        "pvl: two-sided",
+        "pvl: two-sided",
+        "alone",
+        800,
+        beside=_peers("two-sided"),
+    ),
+    Row(
+        "one 64 B write + wait on rxe, spinning",
+        "write 64 yield: pvl",
+        "write 64 yield: c",
+        "ratio",
+        1.03,
+        unit="µs",
+        scale=1000,
+    ),
+    Row(
+        "one 64 B write + wait on rxe, events",
+        "write 64 events: pvl",
+        "write 64 events: c",
+        "ratio",
+        1.03,
+        unit="µs",
+        scale=1000,
+    ),
+    *_bandwidth("write", 1 << 16, "64 KiB"),
+    *_bandwidth("read", 1 << 16, "64 KiB"),
+    *_bandwidth("write", 1 << 20, "1 MiB"),
+    *_bandwidth("read", 1 << 20, "1 MiB"),
+    Row(
+        "64 B ping-pong on rxe, waiting on events",
+        "ping-pong 64 events: pvl",
+        "ping-pong 64 events: c",
+        "ratio",
+        1.05,
+        unit="µs",
+        scale=1000,
+    ),
+    Row(
+        "asyncio round trip of 64 B on rxe, against the blocking one",
+        "round trip 64: asyncio",
+        "round trip 64: blocking",
+        "ratio",
+        1.5,
+        unit="µs",
+        scale=1000,
+    ),
+    Row(
+        "connect + first byte + close, against `cmtime`'s life of a connection",
+        "life: pvl",
+        "life: cmtime",
+        "ratio",
+        1.2,
+        unit="ms",
+        scale=1e6,
+    ),
+    Row(
+        "Python memory of one open connection, 500 peers",
+        "process: memory",
+        "process: memory",
+        "alone",
+        16,
+        unit="KiB",
+        scale=1024,
+    ),
+    Row("cost per operation with 8 QPs, against 1", "pvl: qps 8", "pvl: qps 1", "apart", 10),
+    Row("cost per operation with 64 QPs, against 1", "pvl: qps 64", "pvl: qps 1", "apart", 10),
+    Row(
+        "another thread's step during a blocking wait, against an idle process",
+        "process: thread beside recv",
+        "process: thread beside sleep",
+        "apart",
+        2,
+        unit="µs",
+        scale=1000,
+    ),
+    Row(
+        "`import pyverbs_lite`, above bare Python",
+        "import: pyverbs_lite",
+        "import: nothing",
+        "above",
+        40,
+        unit="ms",
+        scale=1e6,
+    ),
+)

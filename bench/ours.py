@@ -1,0 +1,113 @@
+"""The cases of this library and of C on the null provider; runs in a worker with ``libnull.so`` preloaded."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from functools import partial
+
+from pyverbs_lite.ffi import ffi, lib
+
+from .floor import SPIN, WRITE, Floor, path_of
+from .pair import pairs
+from .worker import Case, repeated, serve
+
+SIZE = 64
+#: Operations of one packed batch.
+BATCHES = (64, 1024, 16384, 262144, 1000000)
+#: QPs that operations go to in turns.
+QPS = (1, 8, 64)
+
+
+def main() -> None:
+    """Make the connections and serve."""
+    floor = Floor()
+    with pairs(max(QPS), 1 << 16, device="null0") as made:
+        left, right = made[0]
+        region = left.register(bytearray(1 << 16))
+        part, remote = region[:SIZE], left.remote["target"][:SIZE]
+        path = path_of(left, part, remote)
+        back = path_of(right, part, remote)
+        message = bytearray(SIZE)
+
+        cases: dict[str, Case] = {
+            "c write": lambda n: floor.one(path, WRITE, SIZE, SPIN, n),
+            "c list 64": lambda n: floor.lists(path, WRITE, SIZE, SPIN, n, 64),
+            "c two-sided": lambda n: floor.pingpong(path, back, SIZE, SPIN, n // 2),
+            "write": repeated(partial(left.write, remote, part)),
+            "write bytes": repeated(partial(left.write, remote, message)),
+            "start_write": _started(partial(left.start_write, remote, part)),
+            "fused": fused(left, part, remote),
+            "two-sided": _messages(left, right, part),
+        }
+        for count in BATCHES:
+            cases[f"write_many {count}"] = _many(left, left.remote["target"], region, count)
+        regions = [end.register(bytearray(SIZE)) for end, _ in made]
+        writes = [
+            partial(end.write, end.remote["target"][:SIZE], own[:SIZE])
+            for (end, _), own in zip(made, regions, strict=True)
+        ]
+        for count in QPS:
+            cases[f"qps {count}"] = _turns(writes[:count])
+        serve(cases)
+
+
+def fused(conn, part, remote) -> Case:  # type: ignore[no-untyped-def]
+    """Time the one C call that posts, waits and tells the status, with nothing around it."""
+    op = ffi.new("struct pvl_op *")
+    table, post = conn._engine._c, lib.pvl_post
+    args = (table, op, WRITE, 0, ffi.NULL, part.addr, SIZE, part.lkey, remote.addr, remote.rkey, 0, 0, 0, 0, 1 << 30)
+
+    def one() -> None:
+        if post(*args) or op.status:
+            raise RuntimeError("the null provider refused a write")
+
+    return repeated(one)
+
+
+def _started(start) -> Case:  # type: ignore[no-untyped-def]
+    """Time starts and waits apart from each other's call: 32 in flight."""
+
+    def run(count: int) -> int:
+        before = time.perf_counter_ns()
+        for _ in range(0, count, 32):
+            for work in [start() for _ in range(32)]:
+                work.wait()
+        return time.perf_counter_ns() - before
+
+    return run
+
+
+def _messages(left, right, part) -> Case:  # type: ignore[no-untyped-def]
+    def one() -> None:
+        left.send(part)
+        right.recv()
+
+    return repeated(one)
+
+
+def _many(conn, remote, region, count: int) -> Case:  # type: ignore[no-untyped-def]
+    """Time one packed batch of so many pieces, which do not continue each other."""
+    where = array("Q", [(2 * i * SIZE) % (1 << 16) for i in range(count)])
+    lengths = array("Q", [SIZE]) * count
+
+    def run(n: int) -> int:
+        batches, some = max(1, n // count), min(n, count)  # fewer than a batch: a run that only looks whether all works
+        rows = where[:some], where[:some], lengths[:some]
+        return repeated(partial(conn.write_many, remote, region, *rows))(batches)
+
+    return run
+
+
+def _turns(writes) -> Case:  # type: ignore[no-untyped-def]
+    """Time operations that go to several QPs in turns."""
+
+    def run(count: int) -> int:
+        start = time.perf_counter_ns()
+        for _ in range(count // len(writes) or 1):
+            for write in writes:
+                write()
+        took = time.perf_counter_ns() - start
+        return took * count // ((count // len(writes) or 1) * len(writes))
+
+    return run

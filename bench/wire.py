@@ -1,0 +1,284 @@
+"""What is measured on a real device: run as ``python -m bench.wire`` where there is one (``rxe/run`` gives one).
+
+Writes one JSON object a line: ``{"done": name}`` after each timing, and ``{"figures": {...}}`` at the end of a group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyverbs_lite as pvl
+from pyverbs_lite import _engine
+
+from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of
+from .pair import pairs
+from .rounds import Timed, Unmeasured, measure
+
+#: Sizes of the plots, in bytes; those of the goals are among them.
+SIZES = (8, 64, 512, 4096, 1 << 15, 1 << 16, 1 << 18, 1 << 20, 1 << 23)
+GOAL_SIZES = (1 << 16, 1 << 20)
+WINDOW = 64
+_TARGET = 1 << 23
+
+
+def say(**what: Any) -> None:
+    """Write one line of the answer."""
+    print(json.dumps(what), flush=True)
+
+
+def report(cases: dict[str, Timed], rounds: int, seconds: float) -> None:
+    """Measure a group and write its figures."""
+    figures = measure(cases, rounds, seconds, lambda name: say(done=name))
+    say(figures={name: figure.record() for name, figure in figures.items()})
+
+
+def sleeping(case: Timed) -> Timed:
+    """Return a case in which the library's waits go straight to sleep on events, as the C loop beside it does."""
+
+    def run(count: int) -> float:
+        usual, _engine._SPIN_NS = _engine._SPIN_NS, 0
+        try:
+            return case(count)
+        finally:
+            _engine._SPIN_NS = usual
+
+    return run
+
+
+def loop(operation: Callable[[], object]) -> Timed:
+    """Return a case that calls a function in a loop."""
+
+    def run(count: int) -> float:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            operation()
+        return time.perf_counter_ns() - start
+
+    return run
+
+
+# ------------------------------------------------------------ the groups
+
+
+def latency(floor: Floor, rounds: int, seconds: float) -> None:
+    """One request and its wait; and a message there and back."""
+    with pairs(1, _TARGET, device="rxe0") as made:
+        left, right = made[0]
+        region = left.register(bytearray(_TARGET))
+        part, remote = region[:64], left.remote["target"][:64]
+        path, back = path_of(left, part, remote), path_of(right, part, remote)
+        mirror = right.register(bytearray(64))
+        back.addr, back.lkey = mirror.addr, mirror.lkey
+        write = loop(partial(left.write, remote, part))
+
+        def there_and_back() -> None:
+            left.send(part)
+            right.recv()
+            right.send(mirror)
+            left.recv()
+
+        report(
+            {
+                "write 64 yield: c": lambda n: floor.one(path, WRITE, 64, YIELD, n),
+                "write 64 yield: pvl": write,
+                "write 64 events: c": lambda n: floor.one(path, WRITE, 64, EVENTS, n),
+                "write 64 events: pvl": sleeping(write),
+            },
+            rounds * 4,
+            seconds / 4,
+        )
+        ours = loop(there_and_back)
+        report(
+            {
+                "ping-pong 64 events: c": lambda n: floor.pingpong(path, back, 64, EVENTS, n),
+                "ping-pong 64 events: pvl": sleeping(ours),
+                "ping-pong 64 yield: c": lambda n: floor.pingpong(path, back, 64, YIELD, n),
+                "ping-pong 64 yield: pvl": ours,
+            },
+            rounds * 4,
+            seconds / 4,
+        )
+
+
+def asynchronous(rounds: int, seconds: float) -> None:
+    """Send a message there and back, awaited and waited for."""
+
+    async def make() -> list[Any]:
+        listener = await pvl.aio.listen("127.0.0.1", 0, device="rxe0")
+        accepting = asyncio.ensure_future(listener.accept(20))
+        return [await pvl.aio.connect("127.0.0.1", listener.port, device="rxe0"), await accepting, listener]
+
+    async def turns(ends: list[Any], count: int) -> float:
+        left, right, _ = ends
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            await left.send(message)
+            await right.recv()
+            await right.send(message)
+            await left.recv()
+        return time.perf_counter_ns() - start
+
+    async def close(ends: list[Any]) -> None:
+        for end in ends:
+            await end.close()
+
+    message = bytes(64)
+    with asyncio.Runner() as runner, pairs(1, 64, device="rxe0") as made:
+        left, right = made[0]
+        ends = runner.run(make())
+
+        def waited() -> None:
+            left.send(message)
+            right.recv()
+            right.send(message)
+            left.recv()
+
+        cases: dict[str, Timed] = {
+            "round trip 64: blocking": loop(waited),
+            "round trip 64: asyncio": lambda n: runner.run(turns(ends, n)),
+        }
+        try:
+            report(cases, rounds * 4, seconds / 4)
+        finally:
+            runner.run(close(ends))
+
+
+def bandwidth(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...], perftest: bool) -> None:
+    """Measure writes and reads with a window, ours as packed batches."""
+    with pairs(1, _TARGET, device="rxe0", send_depth=2 * WINDOW) as made:
+        left = made[0][0]
+        region, remote = left.register(bytearray(_TARGET)), left.remote["target"]
+        for size in sizes:
+            cases: dict[str, Timed] = {}
+            path = path_of(left, region, remote)
+            for word, opcode, many in (("write", WRITE, left.write_many), ("read", READ, left.read_many)):
+                name = f"{word} {size} window"
+                cases[f"{name}: c"] = partial(_window, floor, path, opcode, size)
+                cases[f"{name}: pvl"] = partial(_many, many, remote, region, size)
+                if perftest:
+                    cases[f"{name}: perftest"] = partial(_perftest, f"ib_{word}_bw", size)
+            report(cases, rounds, seconds)
+
+
+def _window(floor: Floor, path: Any, opcode: int, size: int, count: int) -> float:
+    return floor.window(path, opcode, size, YIELD, count, WINDOW)
+
+
+def _many(many: Callable[..., None], remote: pvl.RemoteBuffer, region: pvl.MR, size: int, count: int) -> float:
+    # All to one place, as the C loop does: pieces that continued each other would travel as one.
+    nowhere, lengths = array("Q", bytes(8 * count)), array("Q", [size]) * count
+    start = time.perf_counter_ns()
+    many(remote, region, nowhere, nowhere, lengths)
+    return time.perf_counter_ns() - start
+
+
+def _perftest(tool: str, size: int, count: int) -> float:
+    """Run a perftest pair; its own average decides, so that its start is not part of the figure.
+
+    Both ends are on one CPU. There, reads fare best with events, which ib_write_bw refuses.
+
+    Raises:
+        Unmeasured: its measurement of the CPU's clock failed again and again, without which its figures mean nothing.
+    """
+    turns = min(max(count, 2 * WINDOW), 20000)
+    more = ["-e", "-o", "16"] if "read" in tool else []
+    command = [tool, "-d", "rxe0", "-x", "1", "-s", str(size), "-n", str(turns), "-t", str(WINDOW), *more]
+    command += ["-p", "19100", "-F"]
+    said = ""
+    for _ in range(6):
+        said = _perftest_pair(command)
+        found = re.search(rf"^ *{size} +\d+ +[\d.]+ +([\d.]+)", said, re.MULTILINE)
+        if found and float(found[1]) and "Correlation coefficient" not in said:
+            return size / (float(found[1]) * (1 << 20)) * 1e9 * count
+    raise Unmeasured(said)
+
+
+def _perftest_pair(command: list[str]) -> str:
+    """Run both ends, and return what the client says, whose start may come before the server's."""
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for _ in range(50):
+            client = subprocess.run([*command, "192.0.2.1"], capture_output=True, text=True, timeout=60, check=False)
+            if client.returncode == 0:
+                break
+            time.sleep(0.02)
+        server.communicate(timeout=10)
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.communicate()
+    return client.stdout + client.stderr
+
+
+def lives(rounds: int, count: int) -> None:
+    """Measure a connection from nothing to its end, with one byte through it; beside ``cmtime``."""
+    report({"life: cmtime": lambda _: _cmtime(count) * 1.0, "life: pvl": lambda _: _lives(count) / count}, rounds, 0)
+
+
+def _lives(count: int) -> float:
+    with pvl.open_device("rxe0") as context, pvl.listen("127.0.0.1", 0, device=context) as listener:
+
+        def serve() -> None:
+            for _ in range(count):
+                with listener.accept(20) as conn:
+                    conn.recv(timeout=20)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            with pvl.connect("127.0.0.1", listener.port, device=context) as conn:
+                conn.send(b"x")
+        took = time.perf_counter_ns() - start
+        server.join(20)
+    return took
+
+
+def _cmtime(count: int) -> float:
+    """Return the nanoseconds of one connection: the sum of cmtime's steps."""
+    common = ["cmtime", "-b", "192.0.2.1", "-p", "19200"]
+    server = subprocess.Popen(common, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(0.2)
+        command = [*common, "-s", "192.0.2.1", "-c", str(count)]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    finally:
+        server.terminate()
+        server.wait()
+    steps = re.findall(r"^[a-z ]+: +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)$", shown, re.MULTILINE)
+    if len(steps) < 8:
+        raise RuntimeError(f"cmtime said: {shown}")
+    return sum(map(float, steps)) * 1000
+
+
+def main() -> None:
+    """Measure what the arguments say."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--sizes", action="store_true", help="all sizes of the plots")
+    options = parser.parse_args()
+    floor = Floor()
+    latency(floor, options.rounds, options.seconds)
+    if sys.version_info >= (3, 11):  # asyncio.Runner
+        asynchronous(options.rounds, options.seconds)
+    lives(options.rounds, 50)
+    bandwidth(floor, options.rounds, options.seconds, GOAL_SIZES, perftest=True)
+    if options.sizes:
+        others = tuple(size for size in SIZES if size not in GOAL_SIZES)
+        bandwidth(floor, 2, options.seconds, others, perftest=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A process that is timed: it makes its objects, then runs the cases that it is told, one line each.
+
+A line of input names a case and how many operations; the answer is the nanoseconds of all of them. So several
+libraries, each with the environment that it needs, are timed in turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+
+#: A case: does so many operations, and returns the nanoseconds that they took.
+Case = Callable[[int], int]
+
+
+def repeated(operation: Callable[[], object]) -> Case:
+    """Return a case that calls a function in a loop; what the loop itself costs is part of the figure."""
+
+    def run(count: int) -> int:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            operation()
+        return time.perf_counter_ns() - start
+
+    return run
+
+
+def serve(cases: dict[str, Case]) -> None:
+    """Answer until the input ends."""
+    answer(sorted(cases))
+    for line in sys.stdin:
+        name, count = json.loads(line)
+        answer(cases[name](count))
+
+
+def answer(value: object) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    importlib.import_module(sys.argv[1]).main()

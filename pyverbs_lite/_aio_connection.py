@@ -1,0 +1,241 @@
+"""The asyncio face of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import NoReturn, cast, overload
+
+from typing_extensions import Self
+
+from ._aio_run import LARGE, Runner, is_large
+from ._aio_thread import in_thread
+from ._args import Deadline
+from ._buffer import Memory
+from ._requests import as_target
+from ._starter import Batch as _Batch
+from ._starter import Integers
+from ._views import Message
+from ._work import Work
+from .enums import AccessFlags
+from .errors import PeerClosedError
+from .mr import MR, MRSlice
+from .remote import RemoteBuffer
+
+__all__ = ["Batch", "Connection"]
+
+
+class Connection(Runner):
+    """An RC connection of an event loop; made by ``aio.connect`` or ``Listener.accept``.
+
+    The methods are those of ``pyverbs_lite.Connection``, awaitable; ``asyncio.timeout`` and ``wait_for`` limit them, as
+    does ``timeout=``. An operation whose waiting ended early, by a timeout or because its task was cancelled, is still
+    in flight and holds its memory until it ends; a ``recv`` that was cancelled has taken no message. Tasks may share a
+    connection: messages and places in the send queue go to those who wait, first come, first served.
+
+    ``async for message in conn`` ends when the peer closes the connection, and raises when it was lost.
+
+    Attributes:
+        remote, info: as of ``pyverbs_lite.Connection``.
+    """
+
+    def __repr__(self) -> str:
+        return f"<aio.{repr(self._conn)[1:]}"
+
+    # ------------------------------------------------------------ two-sided
+
+    async def send(self, data: Memory | MR | MRSlice, *, imm: int | None = None, timeout: float | None = None) -> None:
+        """Send one message; as ``pyverbs_lite.Connection.send``."""
+        await self._do(
+            "send", self._messages, lambda: self._conn.start_send(data, imm=imm, timeout=0), timeout, is_large(data)
+        )
+
+    async def recv(self, *, timeout: float | None = None) -> Message:
+        """Return the next message; as ``pyverbs_lite.Connection.recv``."""
+        return await self._receive("recv", lambda: self._conn.recv(timeout=0), timeout)
+
+    async def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
+        """Copy the next message into a buffer; as ``pyverbs_lite.Connection.recv_into``."""
+        target = as_target(buffer)
+        return await self._receive("recv_into", lambda: self._conn.recv_into(target, timeout=0), timeout)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.recv()
+        except PeerClosedError:
+            if self._conn._link.peer.control.channel.error is None:  # it said goodbye
+                raise StopAsyncIteration from None
+            raise
+
+    # ------------------------------------------------------------ one-sided
+
+    async def register(
+        self, buffer: Memory, *, name: str | None = None, access: AccessFlags | None = None, timeout: float = 10.0
+    ) -> MR:
+        """Register a buffer, in a thread; as ``pyverbs_lite.Connection.register``."""
+        self._check_open("register")
+        return await in_thread(
+            lambda: self._conn.register(buffer, name=name, access=access, timeout=timeout), "register", late=MR.close
+        )
+
+    async def write(
+        self,
+        remote: RemoteBuffer,
+        data: Memory | MR | MRSlice,
+        *,
+        imm: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Write into the peer's memory; as ``pyverbs_lite.Connection.write``."""
+        turns = self._transfers if imm is None else self._messages
+        await self._do(
+            "write", turns, lambda: self._conn.start_write(remote, data, imm=imm, timeout=0), timeout, is_large(data)
+        )
+
+    @overload
+    async def read(self, remote: RemoteBuffer, into: None = None, *, timeout: float | None = None) -> bytes: ...
+
+    @overload
+    async def read(self, remote: RemoteBuffer, into: Memory | MR | MRSlice, *, timeout: float | None = None) -> int: ...
+
+    async def read(
+        self, remote: RemoteBuffer, into: Memory | MR | MRSlice | None = None, *, timeout: float | None = None
+    ) -> bytes | int:
+        """Read the whole of ``remote``; as ``pyverbs_lite.Connection.read``."""
+        large = is_large(into) if into is not None else getattr(remote, "length", 0) > LARGE
+
+        def start() -> Work[bytes | int]:
+            return cast("Work[bytes | int]", self._conn.start_read(remote, into, timeout=0))
+
+        return await self._do("read", self._transfers, start, timeout, large)
+
+    async def fetch_add(self, remote: RemoteBuffer, value: int, *, timeout: float | None = None) -> int:
+        """Add to the peer's 8 bytes; as ``pyverbs_lite.Connection.fetch_add``."""
+        return await self._do(
+            "fetch_add", self._transfers, lambda: self._conn.start_fetch_add(remote, value, timeout=0), timeout
+        )
+
+    async def compare_swap(
+        self, remote: RemoteBuffer, expected: int, desired: int, *, timeout: float | None = None
+    ) -> int:
+        """Replace the peer's 8 bytes if they equal ``expected``; as ``pyverbs_lite.Connection.compare_swap``."""
+        return await self._do(
+            "compare_swap",
+            self._transfers,
+            lambda: self._conn.start_compare_swap(remote, expected, desired, timeout=0),
+            timeout,
+        )
+
+    # ------------------------------------------------------------ many at a time
+
+    def batch(self, *, timeout: float | None = None) -> Batch:
+        """Gather writes and reads; the end of the ``async with`` block starts them and waits for them."""
+        return Batch(self, timeout)
+
+    async def write_many(
+        self,
+        remote: RemoteBuffer,
+        data: Memory | MR | MRSlice,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Write many pieces; as ``pyverbs_lite.Connection.write_many``."""
+        await self._do(
+            "write_many",
+            None,
+            lambda: self._conn.start_write_many(remote, data, offsets, remote_offsets, lengths),
+            timeout,
+            is_large(data),
+        )
+
+    async def read_many(
+        self,
+        remote: RemoteBuffer,
+        into: Memory | MR | MRSlice,
+        offsets: Integers,
+        remote_offsets: Integers,
+        lengths: Integers,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Read many pieces; as ``pyverbs_lite.Connection.read_many``."""
+        await self._do(
+            "read_many",
+            None,
+            lambda: self._conn.start_read_many(remote, into, offsets, remote_offsets, lengths),
+            timeout,
+            is_large(into),
+        )
+
+    # ------------------------------------------------------------ the end
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._watch.closed
+
+    async def close(self, *, timeout: float = 5.0) -> None:
+        """Say goodbye, end every request, and destroy everything, in a thread; safe to call again.
+
+        Other tasks that wait get ``ClosedError``. If this is cancelled, the thread goes on.
+        """
+        Deadline(timeout)
+        self._watch.stop()
+        if self._conn._destroyed:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # the loop was closed with this pending
+            self._conn.close(timeout=timeout)
+        else:
+            await in_thread(lambda: self._conn.close(timeout=timeout), "close")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a Connection lives in one process and cannot be pickled or copied; a RemoteBuffer can")
+
+
+class Batch:
+    """Writes and reads gathered by ``Connection.batch``."""
+
+    def __init__(self, conn: Connection, timeout: float | None) -> None:
+        self._conn = conn
+        self._deadline = timeout
+        self._batch: _Batch = conn._conn.batch()
+
+    def write(self, remote: RemoteBuffer, data: MR | MRSlice) -> None:
+        """Gather a write of registered memory; checked as ``Connection.write``."""
+        self._batch.write(remote, data)
+
+    def read(self, remote: RemoteBuffer, into: MR | MRSlice) -> None:
+        """Gather a read into registered memory; checked as ``Connection.read``."""
+        self._batch.read(remote, into)
+
+    async def __aenter__(self) -> Self:
+        self._conn._check_open("batch")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+
+        def start() -> Work[None]:
+            self._batch.__exit__(None, None, None)
+            return self._batch.work
+
+        await self._conn._do("batch", None, start, self._deadline)

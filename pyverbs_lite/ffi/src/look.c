@@ -1,0 +1,87 @@
+/*
+ * Looking without ever waiting, for whoever sleeps elsewhere: in an event loop that watches the channel's descriptor.
+ */
+#include <errno.h>
+#include <sys/eventfd.h>
+
+#define PVL_LOOKS 8 /* at most so many batches in one look, for the event loop has other things to do */
+
+#define PVL_LOOKED_PART 1 /* there may be more: look again */
+#define PVL_LOOKED_BUSY 2 /* another thread is polling; it enters what there is */
+
+/* Tell the event loop that a thread has entered completions, and maybe taken the events for them. Under the lock. */
+static void pvl_poke(struct pvl_engine *engine)
+{
+    if (engine->poke_fd >= 0)
+        eventfd_write(engine->poke_fd, 1); /* it fails only where very many pokes have not been read */
+}
+
+/* Poke an eventfd from now on, or none (-1): when this returns, nobody writes to the one before. */
+static void pvl_poke_at(struct pvl_engine *engine, int fd)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->poke_fd = fd;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/*
+ * Take the channel's events, and enter the completions that are there; the next one raises an event again.
+ *
+ * Returns 0 once there are none left, PVL_LOOKED_*, or a negative errno: -ESHUTDOWN after pvl_stop().
+ */
+static int pvl_look(struct pvl_engine *engine)
+{
+    int armed = 0, n = 0, rc = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped || engine->polling) {
+        rc = engine->stopped ? -ESHUTDOWN : PVL_LOOKED_BUSY;
+        pthread_mutex_unlock(&engine->lock);
+        return rc;
+    }
+    engine->polling = 1; /* the wc array is this thread's, and pvl_stop() waits */
+    pthread_mutex_unlock(&engine->lock);
+    n = pvl_drain_events(engine->channel);
+    if (n < 0)
+        rc = n;
+    for (int round = 0; rc == 0; round++) {
+        n = ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
+        if (n < 0) {
+            rc = -EIO;
+        } else if (n > 0) {
+            pthread_mutex_lock(&engine->lock);
+            for (int i = 0; i < n; i++)
+                pvl_complete(engine, &engine->wc[i]);
+            if (engine->lists)
+                pvl_pump(engine);
+            pvl_tell(engine);
+            pthread_mutex_unlock(&engine->lock);
+            if (round >= PVL_LOOKS)
+                rc = PVL_LOOKED_PART;
+        } else if (!armed) {
+            n = ibv_req_notify_cq(engine->cq, 0);
+            if (n)
+                rc = n < 0 ? n : -n;
+            armed = 1; /* and once more round: what came before the arming raises no event */
+        } else {
+            break;
+        }
+    }
+    pthread_mutex_lock(&engine->lock);
+    engine->polling = 0;
+    pthread_cond_broadcast(&engine->news);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* Return how many requests of a kind could be posted now, at least; any opcode of pvl_post() stands for its kind. */
+static uint32_t pvl_room(struct pvl_engine *engine, int opcode)
+{
+    uint32_t room = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (pvl_ready(engine, PVL_UNTIL_SLOT, NULL, 0) && pvl_has_credit(&engine->framing, pvl_kind(opcode)))
+        room = engine->free_count;
+    pthread_mutex_unlock(&engine->lock);
+    return room;
+}
