@@ -346,7 +346,7 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
             rc = pvl_ready(engine, until, op, few) ? 0 : woke;
             break;
         }
-        if (!deadline)
+        if (!deadline && !pvl_ready(engine, until, op, few))
             deadline = pvl_now_ns() + timeout_ns;
     }
     pthread_mutex_unlock(&engine->lock);
