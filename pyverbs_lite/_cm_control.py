@@ -46,7 +46,7 @@ class CMControl(ControlBase):
         self._engine: FramedEngine | None = None
         self._sending = threading.RLock()
         self._gone = False
-        self.answer_due = False  # the peer was asked for a connection, and has not answered
+        self._half_sent = False  # an interrupt came between posting bytes and taking note of it
         local, peer = cmid.local_address, cmid.peer_address
         self.local_address = address_text(local) if local else ""
         self.peer = f"{address_text(peer)} port {peer[1]}" if peer else "the peer"
@@ -87,6 +87,8 @@ class CMControl(ControlBase):
             while True:
                 with self.lock:
                     self._check_whole()
+                    if self._half_sent:
+                        raise PeerClosedError(f"what {self.peer} was to be told was interrupted within a message")
                     self._unsent += self.channel.data_to_send()
                     chunk = bytes(self._unsent[:CONTROL_CHUNK])
                 if not chunk:
@@ -98,19 +100,20 @@ class CMControl(ControlBase):
     def _send(self, engine: FramedEngine, chunk: bytes, deadline: Deadline) -> None:
         try:
             engine.await_control_credit(deadline)
-            self._torn = True
-            op = engine.start_control(chunk, deadline)
+            self._half_sent = True
+            try:
+                op = engine.start_control(chunk, deadline)
+            except VerbsError:  # nothing was posted
+                self._half_sent = False
+                raise
             del self._unsent[: len(chunk)]
-            self._torn = False
+            self._half_sent = False
             engine.finish(op, "control", deadline)
         except _LATE as error:
-            self._torn = False
             raise self._late(deadline) from error
         except HandshakeError:
-            self._torn = False
             raise
         except VerbsError as error:
-            self._torn = False
             self._unsent.clear()
             raise PeerClosedError(f"{self.peer} cannot be told any more: {error}") from error
 

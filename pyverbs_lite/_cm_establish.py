@@ -32,7 +32,11 @@ class _Attempt:
     """One connection on its way; whatever fails, everything is closed again, and the peer told why."""
 
     def __init__(self, cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
-        self.control = CMControl(cmid)
+        try:
+            self.control = CMControl(cmid)
+        except BaseException:
+            cmid.close()
+            raise
         self.peer = Peer(self.control)
         self.id = cmid
         self.settings = settings

@@ -73,9 +73,7 @@ class CMLink(Link):
         pkey_index = self.id.init_qp_attr(QPState.INIT).pkey_index
         return replace(
             fitted,
-            send_depth=max(
-                fitted.send_depth, 2 if self.iwarp else 1
-            ),  # a write with an immediate is two requests there
+            send_depth=max(fitted.send_depth, 1 + self.iwarp),  # a write with an immediate is two requests on iWARP
             recv_depth=min(fitted.recv_depth, most),
             pkey_index=fitted.pkey_index if pkey_index is None else pkey_index,
         )
@@ -155,7 +153,10 @@ class CMLink(Link):
         if path.grh is not None:  # the path's own, unless something else was asked for
             names = ("hop_limit", "traffic_class")
             asked = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(_PLAIN, name)}
-            path = replace(path, grh=replace(path.grh, **asked))
+            grh = replace(path.grh, **asked)
+            path = replace(path, grh=grh)
+            rows = {row.gid_index: row for row in self.context.gid_table(self.port_num)}
+            self.gid = rows.get(grh.sgid_index, self.gid)  # several rows may have the address
         return replace(path, sl=options.sl) if options.sl else path
 
     def conn_param(self, private_data: bytes) -> ConnParam:
@@ -169,6 +170,11 @@ class CMLink(Link):
             retry_count=self.options.retry_cnt,
             rnr_retry_count=self.options.rnr_retry,
         )
+
+    def end(self, deadline: Deadline, why: ClosedError) -> None:
+        """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
+        self.engine.ending = why
+        super().end(deadline, why)
 
     def _part(self, deadline: Deadline, why: ClosedError) -> None:
         # To end the QP resets its TCP connection, and with it goes what the peer has not read yet.

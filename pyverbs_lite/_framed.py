@@ -30,7 +30,13 @@ def untold(depth: int) -> int:
 
 
 class FramedEngine(Engine):
-    """An engine that tells messages from control bytes, and sends neither without a receive at the peer."""
+    """An engine that tells messages from control bytes, and sends neither without a receive at the peer.
+
+    Attributes:
+        ending: why this side is about to end the connection, while it says goodbye.
+    """
+
+    ending: VerbsError | None = None
 
     def frame_on(self, depth: int, granted: int, *, immediates: bool) -> None:
         """Put a header in front of every message; before the first message of either side.
@@ -123,8 +129,11 @@ class FramedEngine(Engine):
         return self.broken and not (self._c.cause and self._watching)
 
     def _conclude(self) -> None:
-        # The transport may flush before the news comes that the peer has left; and it may have said why.
         if self._watching and not self._c.cause:
+            # A peer that has heard the goodbye may end the connection before this side does.
+            if self.ending is not None:
+                self.fail(self.ending)
+            # The transport may flush before the news comes that the peer has left; and it may have said why.
             self.read_peer()
         super()._conclude()
 

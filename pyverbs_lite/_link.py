@@ -94,8 +94,10 @@ class Link:
             channel = stack.enter_context(self.context.create_comp_channel())
             receives = self.options.recv_depth + self._spare
             cq = stack.enter_context(self.context.create_cq(self.options.send_depth + receives, channel))
-            ring = self._alloc("recv_depth × max_message_size", receives, self._slot_size)
-            staging = self._alloc("send_depth cells", self.options.send_depth, CELL + self._header)
+            what = "recv_depth × max_message_size"
+            ring = self._alloc(what, receives, self._slot_size, AccessFlags.LOCAL_WRITE)
+            cells = self.options.send_depth
+            staging = self._alloc("send_depth cells", cells, CELL + self._header, self.read_access)
             self.qp = self._create_qp(QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC))
             self.states = [self.qp.state]
             self.engine = self._engine(
@@ -175,9 +177,9 @@ class Link:
             gid_netdev=settings.gid_netdev,
         )
 
-    def _alloc(self, what: str, count: int, size: int) -> MR:
+    def _alloc(self, what: str, count: int, size: int, access: AccessFlags) -> MR:
         try:
-            return self.pd.alloc(count * size, self.read_access)
+            return self.pd.alloc(count * size, access)
         except VerbsOSError:
             raise
         except (OSError, OverflowError) as error:

@@ -71,6 +71,7 @@ LAYERS = {
     "_rules": 3,
     "_posting": 3,
     "_inflight": 3,
+    "_cm_addresses": 3,
     "_cm_calls": 3,
     "_cm_state": 3,
     "_cm_waits": 3,

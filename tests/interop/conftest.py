@@ -21,8 +21,8 @@ def start() -> Iterator[Callable[..., Program]]:
     before = kernel_objects()
     programs: list[Program] = []
 
-    def run(*argv: Any) -> Program:
-        return Program(*argv, group=programs)
+    def run(*argv: Any, held: int | None = None) -> Program:
+        return Program(*argv, group=programs, held=held)
 
     yield run
     for program in programs:

@@ -28,10 +28,10 @@ _MCKEY = """
 Its receiver may wait for ever, whoever is at the other end. The sender posts its datagrams without asking for
 completions, and destroys their address handle right after. rxe sends in a worker of the kernel; what the worker has not
 come to by then has no address any more, and is dropped without a word. How much that is depends on the scheduler: on
-one CPU all, some and none of it were seen. With a pause before the address handle is destroyed, everything arrives. So
-it does where the worker runs before the next datagram is posted; on one CPU `chrt --idle 0 mckey -s` makes it so, and
-thus it is run here. A program of ours asks for the completions, and the library refuses to destroy an address handle
-that a request still needs.
+one CPU all, some and none of it were seen. If the tool is stopped between the two, everything arrives, and so it is run
+here: the pipe that it writes to is full, it waits in the line that it prints after posting, and nobody reads until the
+receiver has all. A program of ours asks for the completions, and the library refuses to destroy an address handle that
+a request still needs.
 """
 
 

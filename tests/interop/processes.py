@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,34 +24,46 @@ _ASK_RDMA_AGAIN = 0.1  # each look is a process
 
 
 class Program:
-    """A running program; what it writes to either stream is read as it comes."""
+    """A running program; what it writes to either stream is read as it comes.
 
-    def __init__(self, *argv: str | Path | int, group: list[Program]) -> None:
+    Args:
+        held: bytes of output after which it is to stop, in the middle of a write, until `release`.
+    """
+
+    def __init__(self, *argv: str | Path | int, group: list[Program], held: int | None = None) -> None:
         self.argv = [str(word) for word in argv]
-        group.append(self)
-        self._group = group
+        source, sink = os.pipe()
+        self._stream = os.fdopen(source, errors="backslashreplace")
+        if held is not None:
+            _fill(sink)
         # A tool that buffers its output whole would tell a test that times out nothing.
+        buffered = ["stdbuf", f"-o{'L' if held is None else held}"] if self.argv[0][0] != "/" else []
         self.process = subprocess.Popen(
-            ["stdbuf", "-oL", *self.argv] if self.argv[0][0] != "/" else self.argv,
+            [*buffered, *self.argv],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=sink,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="backslashreplace",
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
+        os.close(sink)
         self.pid = self.process.pid
         self._lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
+        group.append(self)
+        self._group = group
+        if held is None:
+            self._reader.start()
+
+    def release(self) -> None:
+        """Let a program that is held go on."""
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stream:
             with self._news:
-                self._lines.append(line)
+                self._lines.append(line.lstrip("\0"))
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()
@@ -87,9 +100,9 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._reader.join(5)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        if self._reader.is_alive():
+            self._reader.join(5)
+        self._stream.close()
 
     def all(self) -> str:
         """Show this program, and those that it has to do with."""
@@ -99,6 +112,15 @@ class Program:
         status = self.process.poll()
         state = "running" if status is None else f"ended with {status}"
         return f"{' '.join(self.argv)} ({state})\n{self.output}"
+
+
+def _fill(sink: int) -> None:
+    """Write to a pipe until nothing more goes in; who writes next waits for a reader."""
+    os.set_blocking(sink, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(sink, bytes(4096))
+    os.set_blocking(sink, True)
 
 
 def wait_until(
