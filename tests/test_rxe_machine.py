@@ -361,7 +361,8 @@ class TestSurroundings:
         process = subprocess.Popen(
             command_line("sleep", "40"),
             env={**os.environ, "TMPDIR": str(tmp_path)},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            # Whoever started the tests may have had it ignored, as nohup and shells do.
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
         )
         wait_until(lambda: bool(os.listdir(tmp_path)))
         process.send_signal(number)
