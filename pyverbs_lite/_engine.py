@@ -34,6 +34,8 @@ _SPIN_NS = int(SPIN * 1e9)
 _SLICE_NS = int(SLICE * 1e9)
 #: How long the requests of a QP in ERR may take to be flushed, before whoever waits for them is let go.
 _FLUSH_TIME = 1.0
+#: How long the acknowledgements of a peer that has left may be on their way.
+_LAST_ACK_NS = 50_000_000
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -341,6 +343,10 @@ class Engine(Resource):
     def read_peer(self) -> None:
         """Take the peer's news."""
         if self.failure is None and (over := self._peer.read()) is not None:
+            self._c.peer_fd = -1  # it would stay readable
+            if self._c.in_flight:
+                # A peer that has got its answer may leave before the acknowledgement of that answer is noticed here.
+                lib.pvl_progress(self._c, lib.PVL_UNTIL_SENT, ffi.NULL, 0, 0, _LAST_ACK_NS)
             self.fail(over)
         if self.failure is not None:
             self._c.peer_fd = -1  # it would stay readable

@@ -558,6 +558,7 @@ class Lib:
     PVL_UNTIL_CREDIT: Final[int]
     PVL_UNTIL_FEW: Final[int]
     PVL_UNTIL_IDLE: Final[int]
+    PVL_UNTIL_SENT: Final[int]
     PVL_UNTIL_SLOT: Final[int]
     PVL_WOKE_CONTROL: Final[int]
     PVL_WOKE_PEER: Final[int]

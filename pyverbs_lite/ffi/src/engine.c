@@ -29,6 +29,7 @@
 #define PVL_UNTIL_IDLE 3    /* nothing is in flight, receives included */
 #define PVL_UNTIL_CREDIT 4  /* a slot is free, and the peer has a receive: for a message, or if `few` for control bytes */
 #define PVL_UNTIL_CONTROL 5 /* control bytes have arrived, or nothing can any more */
+#define PVL_UNTIL_SENT 6    /* nothing is in flight but receives */
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
 struct pvl_op {
@@ -279,6 +280,8 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
         return engine->free_count > 0 && pvl_has_credit(&engine->framing, few ? PVL_CONTROL : PVL_MESSAGE);
     case PVL_UNTIL_CONTROL:
         return engine->framing.control_arrived != engine->framing.control_taken || engine->recv_posted == 0;
+    case PVL_UNTIL_SENT:
+        return engine->in_flight == 0;
     default:
         return engine->in_flight == 0 && engine->recv_posted == 0;
     }
