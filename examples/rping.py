@@ -1,7 +1,7 @@
 """RDMA ping through the connection manager, step by step; speaks with C's rping, in either role.
 
-python examples/rping.py -s [-a ADDRESS] [-p PORT] [-C COUNT] [-S SIZE] [-v] [-d] [-P]
-python examples/rping.py -c  -a ADDRESS  [-p PORT] [-C COUNT] [-S SIZE] [-v] [-V] [-d] [-I ADDRESS]
+python examples/rping.py -s [-a ADDRESS] [-p PORT] [-C COUNT] [-S SIZE] [-v] [-d] [-P] [-q]
+python examples/rping.py -c  -a ADDRESS  [-p PORT] [-C COUNT] [-S SIZE] [-v] [-V] [-d] [-I ADDRESS] [-q]
 
 The client tells where its ping is; the server reads it, and writes it back to where the client says next.
 """
@@ -13,6 +13,7 @@ import itertools
 import struct
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pyverbs_lite as pvl
 from pyverbs_lite import cm
@@ -20,7 +21,7 @@ from pyverbs_lite import cm
 #: Where a buffer is: address, rkey and size, as rping sends them.
 WHERE = struct.Struct("!QII")
 FIRST, LAST = ord("A"), ord("z")
-A = pvl.AccessFlags
+REMOTE = pvl.AccessFlags.LOCAL_WRITE | pvl.AccessFlags.REMOTE_READ | pvl.AccessFlags.REMOTE_WRITE
 
 
 class End:
@@ -33,12 +34,23 @@ class End:
         channel = stack.enter_context(cmid.context.create_comp_channel())
         self.cq = stack.enter_context(cmid.context.create_cq(32, channel))
         cap = pvl.QPCap(max_send_wr=16, max_recv_wr=2, max_send_sge=1, max_recv_sge=1, max_inline_data=0)
-        self.qp = cmid.create_qp(pd, pvl.QPInitAttr(send_cq=self.cq, recv_cq=self.cq, cap=cap))
+        init = pvl.QPInitAttr(send_cq=self.cq, recv_cq=self.cq, cap=cap)
+        # With -q the QP is ours: nobody but us moves it, and the peer is told its number.
+        self.qp = pd.create_qp(init) if args.own_qp else cmid.create_qp(pd, init)
+        self.param = cm.ConnParam(responder_resources=1, initiator_depth=1, qp_num=self.qp.qp_num if args.own_qp else 0)
+        self.move(pvl.QPState.INIT)
         self.control = pd.alloc(2 * WHERE.size)  # what is sent, and behind it what is received
-        remote = A.LOCAL_WRITE | A.REMOTE_READ | A.REMOTE_WRITE
-        self.ping, self.echo = pd.alloc(args.size, remote), pd.alloc(args.size, remote)
+        self.ping, self.echo = pd.alloc(args.size, REMOTE), pd.alloc(args.size, REMOTE)
         self.received: list[bytes] = []
         self.post_recv()
+
+    def move(self, *states: pvl.QPState) -> None:
+        """With -q, move the QP with the attributes that the connection manager knows."""
+        for state in states if self.args.own_qp else ():
+            attr = self.id.init_qp_attr(state)
+            if state == pvl.QPState.INIT:  # what the connection will allow is not known to it yet
+                attr = replace(attr, qp_access_flags=REMOTE)
+            self.qp.modify(attr)
 
     def debug(self, text: str) -> None:
         """Say what is going on, with -d."""
@@ -105,7 +117,8 @@ def serve(request: cm.CMID, args: argparse.Namespace) -> None:
     """Read each ping of a client, and write it back, until the client disconnects."""
     with ExitStack() as stack:
         end = End(request, args, stack)
-        end.id.accept(cm.ConnParam(responder_resources=1, initiator_depth=1))
+        end.move(pvl.QPState.RTR, pvl.QPState.RTS)
+        end.id.accept(end.param)
         end.debug(f"accepted {end.id}")
         rounds = range(args.count) if args.count else itertools.count()
         try:
@@ -131,7 +144,10 @@ def ping(args: argparse.Namespace) -> None:
         cmid.resolve_addr((args.address, args.port), src=(args.source, 0) if args.source else None)
         cmid.resolve_route()
         end = End(cmid, args, stack)
-        cmid.connect(cm.ConnParam(responder_resources=1, initiator_depth=1))
+        cmid.connect(end.param)
+        if args.own_qp:
+            end.move(pvl.QPState.RTR, pvl.QPState.RTS)
+            cmid.establish()
         end.debug(f"connected {cmid}")
         for number in range(args.count) if args.count else itertools.count():
             letters = itertools.cycle(range(FIRST, LAST + 1))
@@ -165,6 +181,7 @@ def main() -> None:
     parser.add_argument("-V", dest="validate", action="store_true", help="check what comes back")
     parser.add_argument("-d", dest="debug", action="store_true", help="say what is going on")
     parser.add_argument("-P", dest="persistent", action="store_true", help="serve one client after the other")
+    parser.add_argument("-q", dest="own_qp", action="store_true", help="make and move the QP by hand")
     args = parser.parse_args()
     if not 28 <= args.size <= 65535:
         parser.error("-S must be 28 to 65535")

@@ -76,6 +76,8 @@ def _rping() -> Iterator[Row]:
             yield Row(
                 "rping", "-V -S 60000 -C 5", device, ours, _RPING, "as many bytes as it takes come back unchanged"
             )
+    for ours in OURS:
+        yield Row("rping", "-q -V -C 4", "rxe", ours, _RPING, "each ping comes back unchanged, over a QP made by hand")
     yield Row("rping", "-V -C 3, over IPv6", "rxe", "client", _RPING, "each ping comes back unchanged")
     yield Row("rping", "-V -C 3, over IPv6", "rxe", "server", _RPING, "each ping comes back unchanged")
     yield Row("rping", "-V -C 3, wrong data", "rxe", "client", _RPING, "the client finds that its ping was changed")
