@@ -63,13 +63,13 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left, never negative; ``inf`` without a limit."""
-        return max(0.0, self._end - time.monotonic())
+        """Seconds left, never negative; ``inf`` without a limit, and then the clock is not read."""
+        return math.inf if self.seconds is None else max(0.0, self._end - time.monotonic())
 
     @property
     def expired(self) -> bool:
         """Whether nothing is left."""
-        return time.monotonic() >= self._end
+        return self.seconds is not None and time.monotonic() >= self._end
 
     def at_most(self, seconds: float) -> float:
         """Return the time left, or ``seconds`` if that is less: one slice of a longer wait."""
