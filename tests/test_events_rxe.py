@@ -185,7 +185,7 @@ def overflowed(context, pd):
     remote = pvl.RemoteBuffer.of(target)
     for number in range(small.cqe + 3):
         left.post_send(pvl.SendWR(opcode=pvl.WROpcode.RDMA_WRITE, sg_list=[target[:8]], remote=remote, wr_id=number))
-    return small
+    yield small  # not returned: that would let go of the QPs, and destroy them, while the writes are on their way
 
 
 def test_a_cq_overflows(context, overflowed):
