@@ -185,7 +185,8 @@ def overflowed(context, pd):
     remote = pvl.RemoteBuffer.of(target)
     for number in range(small.cqe + 3):
         left.post_send(pvl.SendWR(opcode=pvl.WROpcode.RDMA_WRITE, sg_list=[target[:8]], remote=remote, wr_id=number))
-    yield small  # not returned: that would let go of the QPs, and destroy them, while the writes are on their way
+    yield small
+    right.close()  # like the writer's, it had to live until now: without a name it would have been destroyed at once
 
 
 def test_a_cq_overflows(context, overflowed):
