@@ -8,11 +8,9 @@ follows in messages. The side that connected speaks first, as iWARP demands.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 
 from ._args import Deadline
-from ._buffer import Memory
 from ._cm_control import CMControl
 from ._cm_link import CMLink
 from ._control import Peer
@@ -31,7 +29,7 @@ __all__ = ["establish_accepting", "establish_connecting"]
 class _Attempt:
     """One connection on its way; whatever fails, everything is closed again, and the peer told why."""
 
-    def __init__(self, cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
+    def __init__(self, cmid: CMID, settings: Settings, deadline: Deadline) -> None:
         try:
             self.control = CMControl(cmid)
         except BaseException:
@@ -40,7 +38,6 @@ class _Attempt:
         self.peer = Peer(self.control)
         self.id = cmid
         self.settings = settings
-        self.buffers = buffers
         self.deadline = deadline
         self.link: CMLink | None = None
         self.connected = False
@@ -56,7 +53,7 @@ class _Attempt:
 
     def greet(self, link: CMLink) -> None:
         """Say which buffers there are, and that this side is ready."""
-        for name, buffer in self.buffers.items():
+        for name, buffer in self.settings.buffers.items():
             link.register(buffer, None, name, self.deadline)
         self.control.channel.ready()
         self.control.flush(self.deadline)
@@ -88,14 +85,14 @@ class _Attempt:
             self.control.close()
 
 
-def establish_connecting(cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> CMLink:
+def establish_connecting(cmid: CMID, settings: Settings, deadline: Deadline) -> CMLink:
     """Connect an identifier whose route is resolved; it is closed if that fails.
 
     Raises:
         HandshakeError: or the subclass that says what the peer or the network did.
         As ``CMLink``, for what this side lacks.
     """
-    attempt = _Attempt(cmid, settings, buffers, deadline)
+    attempt = _Attempt(cmid, settings, deadline)
     try:
         link, private_data = attempt.make_link()
         attempt.answer_due = True
@@ -123,13 +120,13 @@ def establish_connecting(cmid: CMID, settings: Settings, buffers: Mapping[str, M
     return link
 
 
-def establish_accepting(cmid: CMID, settings: Settings, buffers: Mapping[str, Memory], deadline: Deadline) -> CMLink:
+def establish_accepting(cmid: CMID, settings: Settings, deadline: Deadline) -> CMLink:
     """Accept an identifier that wants to connect; it is refused and closed if that fails.
 
     Raises:
         As ``establish_connecting``.
     """
-    attempt = _Attempt(cmid, settings, buffers, deadline)
+    attempt = _Attempt(cmid, settings, deadline)
     try:
         assert cmid.event is not None
         attempt.control.take_hello(cmid.event.private_data)

@@ -86,8 +86,8 @@ class CMLink(Link):
     def _slot_size(self) -> int:
         return max(self.options.max_message_size, CONTROL_CHUNK) + self._header
 
-    def _choose_gid(self, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
-        table, settings = self.context.gid_table(self.port_num), self._settings
+    def _choose_gid(self, settings: Settings, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
+        table = self.context.gid_table(self.port_num)
         if self.iwarp:  # its only row is a name of the device and no address
             return table[0]
         rows = [row for row in table if row.gid == self.id.sgid]

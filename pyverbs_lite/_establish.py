@@ -7,11 +7,9 @@ makes anything, so a stranger costs it nothing, and it can pick a GID of the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from ._args import Deadline
-from ._buffer import Memory
 from ._control import Control, Peer
 from ._control_base import ControlBase
 from ._link import Link
@@ -43,14 +41,7 @@ _CODES: tuple[tuple[type[BaseException], RefuseCode], ...] = (
 )
 
 
-def establish(
-    control: Control,
-    settings: Settings,
-    buffers: Mapping[str, Memory],
-    deadline: Deadline,
-    *,
-    accepting: bool,
-) -> Link:
+def establish(control: Control, settings: Settings, deadline: Deadline, *, accepting: bool) -> Link:
     """Run the handshake; on any failure the peer is told why, and everything is closed again, ``control`` too.
 
     Raises:
@@ -65,7 +56,7 @@ def establish(
         if control.has(ReadyReceived):  # the order rules of the channel look at one direction only
             raise PeerProtocolError("the peer sent READY before it can know this side's record")
         channel.hello(link.endpoint)
-        for name, buffer in buffers.items():
+        for name, buffer in settings.buffers.items():
             link.register(buffer, None, name, deadline)
         control.flush(deadline)
         hello = hello or control.expect(HelloReceived, deadline, peer.note)

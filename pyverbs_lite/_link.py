@@ -78,7 +78,6 @@ class Link:
     engine: Engine
 
     def __init__(self, settings: Settings, control: ControlBase, peer: Peer, remote_gid: IPv6Address | None) -> None:
-        self._settings = settings
         self.peer = peer
         # A region lives until it or the connection is closed, also where nobody keeps it.
         self._regions: list[NamedMR] = []
@@ -89,7 +88,7 @@ class Link:
             self.context, self.port_num = self._open(stack, settings, control.local_address)
             self.options = self._fit(settings.options)
             self.port = self._active_port()
-            self.gid = self._choose_gid(control.local_address, remote_gid)
+            self.gid = self._choose_gid(settings, control.local_address, remote_gid)
             self.pd = stack.enter_context(self.context.alloc_pd())
             channel = stack.enter_context(self.context.create_comp_channel())
             receives = self.options.recv_depth + self._spare
@@ -162,8 +161,7 @@ class Link:
             )
         return port
 
-    def _choose_gid(self, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
-        settings = self._settings
+    def _choose_gid(self, settings: Settings, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
         return gid.choose(
             self.context.gid_table(self.port_num),
             link_layer=self.port.link_layer,

@@ -2,32 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
 
 from . import gid
-from ._args import check_int
+from ._args import Deadline, check_int
 from ._buffer import Memory, as_bytes_view
-from ._options import Options
+from ._options import Options, Tuning
 from .device import Context, devices
 from .enums import PortState, TransportType
 from .errors import VerbsError
 from .wire import MAX_NAME
 
-__all__ = ["Settings", "check_buffers", "check_name", "owner_of"]
+__all__ = ["ConnectOptions", "Settings", "check_buffers", "check_name", "owner_of", "spelled"]
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+class ConnectOptions(Tuning, total=False):
+    """What ``connect`` and ``listen`` can be told, over TCP, librdmacm and in asyncio; ``connect`` explains it.
+
+    A new option is written here and in ``Settings`` (or in ``Tuning`` and ``Options``), and nowhere else.
+    """
+
+    device: str | Context | None
+    port_num: int | None
+    gid_index: int | None
+    gid_ip: str | None
+    gid_netdev: str | None
+    buffers: Mapping[str, Memory] | None
+    timeout: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Which device, port and GID to use, and how; None leaves the choice to the library."""
+    """Which device, port and GID to use, and how; None leaves the choice to the library.
+
+    Attributes:
+        buffers: name -> buffer: what the peer is to have from the start.
+        timeout: seconds for the handshake.
+        options: how the connection is tuned.
+    """
 
     device: str | Context | None = None
     port_num: int | None = None
     gid_index: int | None = None
     gid_ip: str | None = None
     gid_netdev: str | None = None
-    options: Options
+    buffers: Mapping[str, Memory] = field(default_factory=dict)
+    timeout: float | None = 10.0
+    options: Options = field(default_factory=Options)
+
+    @classmethod
+    def of(cls, given: ConnectOptions) -> Settings:
+        """Make the settings of a ``connect`` or ``listen``.
+
+        Raises:
+            TypeError: there is no such option, or it is not what it must be.
+            ValueError, BufferError: as ``Options``, and as ``check_buffers``.
+        """
+        known = {name for name, _ in _each_option()}
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        tuning = {name: value for name, value in given.items() if name in Tuning.__annotations__}
+        rest = {name: value for name, value in given.items() if name not in tuning}
+        return cls(options=Options(**cast("Tuning", tuning)), **cast("Any", rest))
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str | Context | None):
@@ -44,6 +89,41 @@ class Settings:
                 gid.parse_gid(self.gid_ip.partition("%")[0])
             except ValueError:
                 raise ValueError(f"gid_ip is not an IP address: {self.gid_ip!r}") from None
+        object.__setattr__(self, "buffers", check_buffers(self.buffers))
+        Deadline(self.timeout)  # refuse a bad one here rather than at the first accept()
+
+    def check_device(self) -> None:
+        """Refuse a device that does not exist.
+
+        Raises:
+            DeviceNotFoundError: no device has that name.
+        """
+        if isinstance(self.device, str):
+            Context(self.device).close()
+
+
+def _each_option() -> list[tuple[str, Any]]:
+    """List every option as its name and its dataclass field."""
+    own = [(item.name, item) for item in fields(Settings) if item.name != "options"]
+    return own + [(item.name, item) for item in fields(Options)]
+
+
+def spelled(function: _F) -> _F:
+    """Let ``help()`` show each option with its default, where the code says ``**options``."""
+    signature = inspect.signature(function)
+    *named, options = signature.parameters.values()
+    assert options.kind is inspect.Parameter.VAR_KEYWORD
+    named += [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if item.default is MISSING else item.default,
+            annotation=item.type,
+        )
+        for name, item in _each_option()
+    ]
+    function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return function
 
 
 def check_name(name: object) -> None:

@@ -18,9 +18,8 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec
 
 from typing_extensions import Self, Unpack
 
@@ -29,19 +28,15 @@ from ._aio_connection import Batch, Connection
 from ._aio_thread import Opening, in_thread
 from ._aio_watch import sleep_until, wake
 from ._args import Deadline
-from ._buffer import Memory
 from ._cm_establish import establish_accepting
 from ._control import Control
 from ._establish import establish
-from ._options import Options, Tuning
-from ._settings import Settings, check_buffers
+from ._settings import ConnectOptions, Settings, spelled
 from ._tcp import connect_tcp
-from .device import Context
 from .errors import ClosedError, WaitTimeout
 
 __all__ = ["Batch", "Connection", "Listener", "cm_connect", "cm_listen", "connect", "listen"]
 
-_P = ParamSpec("_P")
 _Making = Callable[[], connection.Connection]
 
 
@@ -99,13 +94,12 @@ class Listener:
     def _take(self, deadline: Deadline) -> tuple[_Making, Callable[[], object] | None]:
         """Take who has connected; return what makes the connection, and what puts an end to that."""
         inner = self._inner
-        limit = deadline.sooner(inner._timeout)
-        settings, buffers = inner._settings, inner._buffers
+        settings, limit = inner._settings, deadline.sooner(inner._settings.timeout)
         if isinstance(inner, cm.Listener):
             request = inner._next(Deadline(0))
-            return lambda: connection.Connection(establish_accepting(request, settings, buffers, limit)), None
+            return lambda: connection.Connection(establish_accepting(request, settings, limit)), None
         control = Control(inner._next(Deadline(0)))
-        making = functools.partial(establish, control, settings, buffers, limit, accepting=True)
+        making = functools.partial(establish, control, settings, limit, accepting=True)
         return lambda: connection.Connection(making()), control.close
 
     @property
@@ -141,16 +135,14 @@ class _Dialling:
         self._control: Control | None = None
         self._aborted = False
 
-    def dial(
-        self, host: str, port: int, settings: Settings, named: Mapping[str, Memory], deadline: Deadline
-    ) -> connection.Connection:
+    def dial(self, host: str, port: int, settings: Settings, deadline: Deadline) -> connection.Connection:
         control = Control(connect_tcp(host, port, deadline))
         with self._lock:
             self._control = control
             aborted = self._aborted
         if aborted:
             control.close()
-        return connection.Connection(establish(control, settings, named, deadline, accepting=False))
+        return connection.Connection(establish(control, settings, deadline, accepting=False))
 
     def abort(self) -> None:
         with self._lock:
@@ -169,72 +161,25 @@ async def _make(making: _Making, name: str, abort: Callable[[], object] | None =
         raise
 
 
-def connect(
-    host: str,
-    port: int,
-    *,
-    device: str | Context | None = None,
-    port_num: int | None = None,
-    gid_index: int | None = None,
-    gid_ip: str | None = None,
-    gid_netdev: str | None = None,
-    buffers: Mapping[str, Memory] | None = None,
-    timeout: float | None = 10.0,
-    **tuning: Unpack[Tuning],
-) -> Opening[Connection]:
+@spelled
+def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Opening[Connection]:
     """Connect to a listener: ``await`` it, or ``async with`` it; arguments and errors as ``pyverbs_lite.connect``.
 
     If it is cancelled, what there is of the connection is closed in the background.
     """
 
     async def dial() -> Connection:
-        settings = Settings(
-            device=device,
-            port_num=port_num,
-            gid_index=gid_index,
-            gid_ip=gid_ip,
-            gid_netdev=gid_netdev,
-            options=Options(**tuning),
-        )
-        named, deadline, dialling = check_buffers(buffers), Deadline(timeout), _Dialling()
-        making = functools.partial(dialling.dial, host, port, settings, named, deadline)
+        settings, dialling = Settings.of(options), _Dialling()
+        making = functools.partial(dialling.dial, host, port, settings, Deadline(settings.timeout))
         return await _make(making, "connect", dialling.abort)
 
     return Opening(dial())
 
 
-def listen(
-    host: str,
-    port: int,
-    *,
-    device: str | Context | None = None,
-    port_num: int | None = None,
-    gid_index: int | None = None,
-    gid_ip: str | None = None,
-    gid_netdev: str | None = None,
-    buffers: Mapping[str, Memory] | None = None,
-    timeout: float | None = 10.0,
-    backlog: int = 128,
-    **tuning: Unpack[Tuning],
-) -> Opening[Listener]:
+@spelled
+def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[ConnectOptions]) -> Opening[Listener]:
     """Listen on a TCP address: ``await`` it, or ``async with`` it; arguments and errors as ``pyverbs_lite.listen``."""
-    return Opening(
-        _listen(
-            lambda: listener.listen(
-                host,
-                port,
-                device=device,
-                port_num=port_num,
-                gid_index=gid_index,
-                gid_ip=gid_ip,
-                gid_netdev=gid_netdev,
-                buffers=buffers,
-                timeout=timeout,
-                backlog=backlog,
-                **tuning,
-            )
-        )
-    )
+    return Opening(_listen(lambda: listener.listen(host, port, backlog=backlog, **options)))
 
 
 async def _listen(making: Callable[[], listener.Listener | cm.Listener]) -> Listener:
@@ -246,20 +191,13 @@ async def _listen(making: Callable[[], listener.Listener | cm.Listener]) -> List
         raise
 
 
-def _connecting(call: Callable[_P, connection.Connection]) -> Callable[_P, Opening[Connection]]:
-    def connect(*args: _P.args, **options: _P.kwargs) -> Opening[Connection]:
-        return Opening(_make(lambda: call(*args, **options), "connect"))
-
-    return connect
-
-
-def _listening(call: Callable[_P, cm.Listener]) -> Callable[_P, Opening[Listener]]:
-    def listen(*args: _P.args, **options: _P.kwargs) -> Opening[Listener]:
-        return Opening(_listen(lambda: call(*args, **options)))
-
-    return listen
+@spelled
+def cm_connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Opening[Connection]:
+    """Connect through librdmacm: arguments and errors as ``pyverbs_lite.cm.connect``, otherwise as ``connect``."""
+    return Opening(_make(lambda: cm.connect(host, port, **options), "connect"))
 
 
-#: ``pyverbs_lite.cm.connect`` and ``listen``, awaitable.
-cm_connect = _connecting(cm.connect)
-cm_listen = _listening(cm.listen)
+@spelled
+def cm_listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[ConnectOptions]) -> Opening[Listener]:
+    """Listen through librdmacm: arguments and errors as ``pyverbs_lite.cm.listen``, otherwise as ``listen``."""
+    return Opening(_listen(lambda: cm.listen(host, port, backlog=backlog, **options)))

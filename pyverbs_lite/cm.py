@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from typing import cast
 
 from typing_extensions import Unpack
 
 from ._args import Deadline, check_int
-from ._buffer import Memory
 from ._cm_establish import establish_connecting
-from ._options import Options, Tuning
-from ._settings import Settings, check_buffers
+from ._settings import ConnectOptions, Settings, spelled
 from ._sockaddr import Address
 from .cm_addrinfo import AddrInfo, getaddrinfo
 from .cm_channel import EventChannel
@@ -27,7 +24,6 @@ from .cm_mcast import CMGroup
 from .cm_qp import CMQP
 from .cmid import CMID
 from .connection import Connection
-from .device import Context
 from .enums.cm import AddrInfoFlags, CMEventType, IBOption, IDOption, MCJoinFlags, PortSpace
 from .errors import HandshakeTimeout, VerbsError
 
@@ -54,19 +50,8 @@ __all__ = [
 ]
 
 
-def connect(
-    host: str,
-    port: int,
-    *,
-    device: str | Context | None = None,
-    port_num: int | None = None,
-    gid_index: int | None = None,
-    gid_ip: str | None = None,
-    gid_netdev: str | None = None,
-    buffers: Mapping[str, Memory] | None = None,
-    timeout: float | None = 10.0,
-    **tuning: Unpack[Tuning],
-) -> Connection:
+@spelled
+def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connection:
     """Connect to a ``cm.listen`` listener, and return a connection in RTS.
 
     Args:
@@ -76,8 +61,8 @@ def connect(
         gid_ip: the local IP address to connect from.
         buffers: name -> buffer: registered before the connection is made, so the peer has them from the start.
         timeout: seconds for all of it.
-        tuning: see ``Options``. The path is the connection manager's, changed by ``sl``, ``hop_limit`` and
-            ``traffic_class`` where they are given.
+        The others tune the connection: see ``Options``. The path is the connection manager's, changed by ``sl``,
+        ``hop_limit`` and ``traffic_class`` where they are given.
 
     Raises:
         CMAddressError, CMRouteError: no RDMA device reaches the address.
@@ -88,26 +73,13 @@ def connect(
         DeviceNotFoundError, GIDError: what was asked for is not what the address leads to.
         OSError: the name is unknown, or a verb was refused.
     """
-    settings = _settings(device, port_num, gid_index, gid_ip, gid_netdev, tuning)
-    named = check_buffers(buffers)
-    deadline = Deadline(timeout)
-    return Connection(establish_connecting(_resolve(host, port, settings, deadline), settings, named, deadline))
+    settings = Settings.of(options)
+    deadline = Deadline(settings.timeout)
+    return Connection(establish_connecting(_resolve(host, port, settings, deadline), settings, deadline))
 
 
-def listen(
-    host: str,
-    port: int,
-    *,
-    device: str | Context | None = None,
-    port_num: int | None = None,
-    gid_index: int | None = None,
-    gid_ip: str | None = None,
-    gid_netdev: str | None = None,
-    buffers: Mapping[str, Memory] | None = None,
-    timeout: float | None = 10.0,
-    backlog: int = 128,
-    **tuning: Unpack[Tuning],
-) -> Listener:
+@spelled
+def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[ConnectOptions]) -> Listener:
     """Listen through librdmacm for peers that call ``cm.connect``.
 
     Args:
@@ -125,39 +97,18 @@ def listen(
         OSError: the name is unknown.
         TypeError, ValueError, BufferError: an option or a buffer is not what it must be.
     """
-    settings = _settings(device, port_num, gid_index, gid_ip, gid_netdev, tuning)
-    Deadline(timeout)  # refuse a bad one here rather than at the first accept()
-    named = check_buffers(buffers)
+    settings = Settings.of(options)
     if not isinstance(host, str):
         raise TypeError(f"host must be a name or an IP address as text, not {host!r}")
     check_int("port", port, 0, 65535)
     check_int("backlog", backlog, 0, (1 << 31) - 1)
-    if isinstance(device, str):
-        Context(device).close()
+    settings.check_device()
     channel = EventChannel()
     try:
-        return Listener(channel, listening(channel, host, port, backlog), settings, named, timeout)
+        return Listener(channel, listening(channel, host, port, backlog), settings)
     except BaseException:
         channel.close()
         raise
-
-
-def _settings(
-    device: str | Context | None,
-    port_num: int | None,
-    gid_index: int | None,
-    gid_ip: str | None,
-    gid_netdev: str | None,
-    tuning: Tuning,
-) -> Settings:
-    return Settings(
-        device=device,
-        port_num=port_num,
-        gid_index=gid_index,
-        gid_ip=gid_ip,
-        gid_netdev=gid_netdev,
-        options=Options(**tuning),
-    )
 
 
 def _resolve(host: str, port: int, settings: Settings, deadline: Deadline) -> CMID:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from types import TracebackType
 from typing import cast
 
 from typing_extensions import Self
 
 from ._args import Deadline
-from ._buffer import Memory
 from ._cm_establish import establish_accepting
 from ._settings import Settings
 from ._sockaddr import Address
@@ -31,19 +29,10 @@ class Listener:
         host, port: the address it is bound to.
     """
 
-    def __init__(
-        self,
-        channel: EventChannel,
-        ids: list[CMID],
-        settings: Settings,
-        buffers: Mapping[str, Memory],
-        timeout: float | None,
-    ) -> None:
+    def __init__(self, channel: EventChannel, ids: list[CMID], settings: Settings) -> None:
         self._channel = channel
         self._ids = ids
         self._settings = settings
-        self._buffers = dict(buffers)
-        self._timeout = timeout
         address = ids[-1].local_address
         self.host, self.port = address_text(address) if address else "", ids[-1].src_port
 
@@ -64,8 +53,8 @@ class Listener:
             ClosedError: the listener is closed.
         """
         deadline = Deadline(timeout)
-        request, limit = self._next(deadline), deadline.sooner(self._timeout)
-        return Connection(establish_accepting(request, self._settings, self._buffers, limit))
+        request, limit = self._next(deadline), deadline.sooner(self._settings.timeout)
+        return Connection(establish_accepting(request, self._settings, limit))
 
     def _next(self, deadline: Deadline) -> CMID:
         """Wait for somebody to connect; several threads may."""

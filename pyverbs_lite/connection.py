@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
 from types import TracebackType
 from typing import NoReturn, overload
 
@@ -16,13 +15,11 @@ from ._control import Control
 from ._establish import establish
 from ._link import Link, dropped
 from ._operation import Arrival
-from ._options import Options, Tuning
 from ._requests import as_target
-from ._settings import Settings, check_buffers
+from ._settings import ConnectOptions, Settings, spelled
 from ._starter import Starter
 from ._tcp import connect_tcp
 from ._views import ConnectionInfo, Message, RemoteBuffers
-from .device import Context
 from .enums import AccessFlags, WROpcode
 from .errors import ClosedError
 from .mr import MR, MRSlice
@@ -257,19 +254,8 @@ class Connection(Starter):
         raise TypeError("a Connection lives in one process and cannot be pickled or copied; a RemoteBuffer can")
 
 
-def connect(
-    host: str,
-    port: int,
-    *,
-    device: str | Context | None = None,
-    port_num: int | None = None,
-    gid_index: int | None = None,
-    gid_ip: str | None = None,
-    gid_netdev: str | None = None,
-    buffers: Mapping[str, Memory] | None = None,
-    timeout: float | None = 10.0,
-    **tuning: Unpack[Tuning],
-) -> Connection:
+@spelled
+def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connection:
     """Connect to a listener, and return a connection in RTS.
 
     Args:
@@ -280,7 +266,7 @@ def connect(
             the TCP address is not the right one.
         buffers: name -> buffer: registered before the connection is made, so the peer has them from the start.
         timeout: seconds for all of it.
-        tuning: see ``Options``.
+        The others tune the connection: see ``Options``.
 
     Raises:
         HandshakeTimeout: not done in time.
@@ -289,15 +275,7 @@ def connect(
         RouteError: no RDMA path to the peer's GID.
         OSError: the TCP connection failed, or a verb was refused.
     """
-    settings = Settings(
-        device=device,
-        port_num=port_num,
-        gid_index=gid_index,
-        gid_ip=gid_ip,
-        gid_netdev=gid_netdev,
-        options=Options(**tuning),
-    )
-    named = check_buffers(buffers)
-    deadline = Deadline(timeout)
+    settings = Settings.of(options)
+    deadline = Deadline(settings.timeout)
     control = Control(connect_tcp(host, port, deadline))
-    return Connection(establish(control, settings, named, deadline, accepting=False))
+    return Connection(establish(control, settings, deadline, accepting=False))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 
 from typing_extensions import Self, Unpack
 
 from ._args import Deadline
-from ._buffer import Memory
 from ._control import Control
 from ._establish import establish
-from ._options import Options, Tuning
-from ._settings import Settings, check_buffers
+from ._settings import ConnectOptions, Settings, spelled
 from ._tcp import address_text, bind_tcp
 from .connection import Connection
-from .device import Context
 from .errors import ClosedError, WaitTimeout
 
 __all__ = ["Listener", "listen"]
@@ -34,13 +30,9 @@ class Listener:
         host, port: the address it is bound to.
     """
 
-    def __init__(
-        self, sock: socket.socket, settings: Settings, buffers: Mapping[str, Memory], timeout: float | None
-    ) -> None:
+    def __init__(self, sock: socket.socket, settings: Settings) -> None:
         self._socket = sock
         self._settings = settings
-        self._buffers = dict(buffers)
-        self._timeout = timeout
         self._closing = False
         sock.setblocking(False)
         address = sock.getsockname()
@@ -70,8 +62,8 @@ class Listener:
         """
         deadline = Deadline(timeout)
         control = Control(self._next(deadline))
-        limit = deadline.sooner(self._timeout)
-        return Connection(establish(control, self._settings, self._buffers, limit, accepting=True))
+        limit = deadline.sooner(self._settings.timeout)
+        return Connection(establish(control, self._settings, limit, accepting=True))
 
     def _next(self, deadline: Deadline) -> socket.socket:
         """Wait for somebody to connect; several threads may."""
@@ -114,20 +106,8 @@ class Listener:
         self.close()
 
 
-def listen(
-    host: str,
-    port: int,
-    *,
-    device: str | Context | None = None,
-    port_num: int | None = None,
-    gid_index: int | None = None,
-    gid_ip: str | None = None,
-    gid_netdev: str | None = None,
-    buffers: Mapping[str, Memory] | None = None,
-    timeout: float | None = 10.0,
-    backlog: int = 128,
-    **tuning: Unpack[Tuning],
-) -> Listener:
+@spelled
+def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[ConnectOptions]) -> Listener:
     """Listen on a TCP address for peers that call ``connect``.
 
     Args:
@@ -144,16 +124,6 @@ def listen(
         DeviceNotFoundError: no device has that name.
         TypeError, ValueError, BufferError: an option or a buffer is not what it must be.
     """
-    settings = Settings(
-        device=device,
-        port_num=port_num,
-        gid_index=gid_index,
-        gid_ip=gid_ip,
-        gid_netdev=gid_netdev,
-        options=Options(**tuning),
-    )
-    Deadline(timeout)  # refuse a bad one here rather than at the first accept()
-    named = check_buffers(buffers)
-    if isinstance(device, str):
-        Context(device).close()
-    return Listener(bind_tcp(host, port, backlog), settings, named, timeout)
+    settings = Settings.of(options)
+    settings.check_device()
+    return Listener(bind_tcp(host, port, backlog), settings)

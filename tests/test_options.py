@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 import pyverbs_lite as pvl
 from pyverbs_lite._options import _RANGES, Options, Tuning
-from pyverbs_lite._settings import Settings, check_buffers, check_name
+from pyverbs_lite._settings import ConnectOptions, Settings, check_buffers, check_name
+
+#: Everything that takes the options of a connection.
+TAKERS = (pvl.connect, pvl.listen, pvl.cm.connect, pvl.cm.listen, pvl.aio.connect, pvl.aio.listen)
+TAKERS += (pvl.aio.cm_connect, pvl.aio.cm_listen)
 
 
 def limits(**changes: int) -> pvl.DeviceAttr:
@@ -95,6 +100,46 @@ def test_settings_are_checked_at_once(given, error):
 @pytest.mark.parametrize("given", [{"gid_ip": "fe80::1%eth0"}, {"gid_ip": "10.0.0.1"}, {"gid_index": 255}, {}])
 def test_good_settings_pass(given):
     assert Settings(options=Options(), **given).port_num is None
+
+
+def test_every_setting_has_a_type_and_the_other_way_round():
+    own = {field.name for field in dataclasses.fields(Settings)} - {"options"}
+    assert own | set(Tuning.__annotations__) == set(ConnectOptions.__annotations__)
+
+
+@pytest.mark.parametrize("taker", TAKERS, ids=lambda taker: f"{taker.__module__}.{taker.__name__}")
+def test_help_shows_every_option_with_its_default(taker):
+    shown = inspect.signature(taker).parameters
+    assert set(ConnectOptions.__annotations__) == set(shown) - {"host", "port", "backlog"}
+    assert shown["timeout"].default == 10.0
+    assert shown["buffers"].default is None
+    assert shown["recv_depth"].default == Options().recv_depth
+    assert all(isinstance(one.annotation, str) for one in shown.values())
+
+
+def test_settings_take_what_they_are_given_to_its_place():
+    made = Settings.of({"recv_depth": 5, "gid_index": 3, "timeout": None, "buffers": {"a": b"xy"}})
+    assert made == Settings(gid_index=3, timeout=None, buffers={"a": b"xy"}, options=Options(recv_depth=5))
+    assert Settings.of({"buffers": None}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "near"), [("recv_dept", "recv_depth"), ("option", "options"), ("gidindex", "gid_index")]
+)
+def test_an_option_that_does_not_exist_is_named_and_the_nearest_offered(given, near):
+    with pytest.raises(TypeError, match=f"no option '{given}'"):
+        pvl.connect("host", 1, **{given: 1})
+    if near != "options":  # a field of Settings, and not an option
+        with pytest.raises(TypeError, match=f"did you mean '{near}'"):
+            pvl.listen("host", 1, **{given: 1})
+    with pytest.raises(TypeError, match="no option 'options'"):
+        pvl.cm.listen("host", 1, options=Options())
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), ("1", TypeError), (math.nan, ValueError)])
+def test_a_bad_timeout_is_refused_at_once(timeout, error):
+    with pytest.raises(error, match="timeout"):
+        pvl.listen("127.0.0.1", 0, timeout=timeout)
 
 
 def test_named_buffers_are_checked_at_once():
