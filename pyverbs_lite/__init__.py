@@ -10,120 +10,120 @@ Three doors into the same house::
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from . import cm, gid, qp_fsm, wire
 from . import errors as _errors
-from .ah import AH, ah_attr_from_wc
-from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
-from .connection import Connection, ConnectionInfo, Message, connect
-from .counters import Counters
-from .cq import CQ, CompChannel
-from .cq_ex import CQEx, PollBatch, TMInfo, WCEx, WCView
-from .device import Context, DeviceAttr, DeviceInfo, PortAttr, devices, open_device
-from .device_ex import (
-    CQModerationCaps,
-    DeviceAttrEx,
-    ODPCaps,
-    PacketPacingCaps,
-    PCIAtomicCaps,
-    PortSpeed,
-    RSSCaps,
-    TMCaps,
-    TSOCaps,
-)
-from .dm import DM, DMMR
-from .domains import TD, ParentDomain
-from .enums import (
-    MTU,
-    AccessFlags,
-    AdviseMRAdvice,
-    AtomicCap,
-    CounterDescription,
-    CreateCQAttrFlags,
-    CreateCQWCFlags,
-    DataInOrderCaps,
-    DataInOrderFlags,
-    DeviceCapFlags,
-    EventType,
-    FlowActionESPFlags,
-    FlowAttrType,
-    FlowFlags,
-    ForkStatus,
-    GIDType,
-    LinkLayer,
-    MigState,
-    MWType,
-    NodeType,
-    ODPGeneralCaps,
-    ODPTransportCaps,
-    PCIAtomicOpSize,
-    PlacementType,
-    PortState,
-    QPAttrMask,
-    QPCreateFlags,
-    QPState,
-    QPType,
-    ReregMRErrCode,
-    RXHashFields,
-    RXHashFunction,
-    SelectivityLevel,
-    SendFlags,
-    SendOpsFlags,
-    SRQType,
-    TransportType,
-    WCFlags,
-    WCOpcode,
-    WCStatus,
-    WQFlags,
-    WQState,
-    WQType,
-    WROpcode,
-)
+from . import ffi as _ffi  # noqa: F401 - now, for where libibverbs is missing this is what says so
+from ._homes import HOMES as _HOMES
+from ._homes import find as _find
 from .errors import *  # noqa: F403 - every exception, as its __all__ lists them
-from .events import AsyncEvent, CQEvent, DeviceEvent, PortEvent, QPEvent, SRQEvent, WQEvent
-from .flow import Flow, FlowAttr
-from .flow_action import AESGCM, ESPAttr, FlowActionESP, FlowActionESPAttr
-from .flow_spec import (
-    FlowSpec,
-    FlowSpecESP,
-    FlowSpecEth,
-    FlowSpecGRE,
-    FlowSpecIPv4,
-    FlowSpecIPv4Ext,
-    FlowSpecIPv6,
-    FlowSpecMPLS,
-    FlowSpecTCP,
-    FlowSpecUDP,
-    FlowSpecVXLAN,
-)
-from .flow_spec_action import FlowSpecActionCount, FlowSpecActionDrop, FlowSpecActionHandle, FlowSpecActionTag
-from .fork import fork_init, is_fork_initialized
-from .gid import GidEntry
-from .grh import GRH, GRH_BYTES, split_grh
-from .listener import Listener, listen
-from .mcast import MULTICAST_QPN, Multicast, multicast_gid
-from .mr import MR, MRSlice
-from .mr_ex import DmaBufMR, ImplicitMR, IovaMR, NullMR
-from .mw import MW, MWBindInfo
-from .pd import PD
-from .qp import ECE, QP, QPInitAttr
-from .remote import RemoteBuffer
-from .sharing import ImportedContext, ImportedDM, ImportedMR, ImportedPD, import_device
-from .srq import SRQ, SRQAttr, SRQInitAttr
-from .wq import WQ, RwqIndTable, RXHashConf, WQInitAttr
-from .wr import SGE, WC, RecvWR, SendWR
-from .wr_ex import WRBatch
-from .xrcd import XRCD, OpenedQP
 
+# Everything else is imported when it is first asked for: a program that only opens a device need not wait for the
+# modules of flow steering. Each name stands here for type checkers, in __all__, and in _homes for the import.
 if TYPE_CHECKING:
-    from . import aio
+    from . import aio, cm, gid, qp_fsm, wire
+    from ._device_attr_ex import (
+        CQModerationCaps,
+        DeviceAttrEx,
+        ODPCaps,
+        PacketPacingCaps,
+        PCIAtomicCaps,
+        RSSCaps,
+        TMCaps,
+        TSOCaps,
+    )
+    from .ah import AH, ah_attr_from_wc
+    from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
+    from .connection import Connection, ConnectionInfo, Message, connect
+    from .counters import Counters
+    from .cq import CQ, CompChannel
+    from .cq_ex import CQEx, PollBatch, TMInfo, WCEx, WCView
+    from .device import Context, DeviceAttr, DeviceInfo, PortAttr, devices, open_device
+    from .device_ex import PortSpeed
+    from .dm import DM, DMMR
+    from .domains import TD, ParentDomain
+    from .enums import (
+        MTU,
+        AccessFlags,
+        AdviseMRAdvice,
+        AtomicCap,
+        CounterDescription,
+        CreateCQAttrFlags,
+        CreateCQWCFlags,
+        DataInOrderCaps,
+        DataInOrderFlags,
+        DeviceCapFlags,
+        EventType,
+        FlowActionESPFlags,
+        FlowAttrType,
+        FlowFlags,
+        ForkStatus,
+        GIDType,
+        LinkLayer,
+        MigState,
+        MWType,
+        NodeType,
+        ODPGeneralCaps,
+        ODPTransportCaps,
+        PCIAtomicOpSize,
+        PlacementType,
+        PortState,
+        QPAttrMask,
+        QPCreateFlags,
+        QPState,
+        QPType,
+        ReregMRErrCode,
+        RXHashFields,
+        RXHashFunction,
+        SelectivityLevel,
+        SendFlags,
+        SendOpsFlags,
+        SRQType,
+        TransportType,
+        WCFlags,
+        WCOpcode,
+        WCStatus,
+        WQFlags,
+        WQState,
+        WQType,
+        WROpcode,
+    )
+    from .events import AsyncEvent, CQEvent, DeviceEvent, PortEvent, QPEvent, SRQEvent, WQEvent
+    from .flow import Flow, FlowAttr
+    from .flow_action import AESGCM, ESPAttr, FlowActionESP, FlowActionESPAttr
+    from .flow_spec import (
+        FlowSpec,
+        FlowSpecESP,
+        FlowSpecEth,
+        FlowSpecGRE,
+        FlowSpecIPv4,
+        FlowSpecIPv4Ext,
+        FlowSpecIPv6,
+        FlowSpecMPLS,
+        FlowSpecTCP,
+        FlowSpecUDP,
+        FlowSpecVXLAN,
+    )
+    from .flow_spec_action import FlowSpecActionCount, FlowSpecActionDrop, FlowSpecActionHandle, FlowSpecActionTag
+    from .fork import fork_init, is_fork_initialized
+    from .gid import GidEntry
+    from .grh import GRH, GRH_BYTES, split_grh
+    from .listener import Listener, listen
+    from .mcast import MULTICAST_QPN, Multicast, multicast_gid
+    from .mr import MR, MRSlice
+    from .mr_ex import DmaBufMR, ImplicitMR, IovaMR, NullMR
+    from .mw import MW, MWBindInfo
+    from .pd import PD
+    from .qp import ECE, QP, QPInitAttr
+    from .remote import RemoteBuffer
+    from .sharing import ImportedContext, ImportedDM, ImportedMR, ImportedPD, import_device
+    from .srq import SRQ, SRQAttr, SRQInitAttr
+    from .wq import WQ, RwqIndTable, RXHashConf, WQInitAttr
+    from .wr import SGE, WC, RecvWR, SendWR
+    from .wr_ex import WRBatch
+    from .xrcd import XRCD, OpenedQP
 
-try:
-    __version__ = version("pyverbs-lite")
-except PackageNotFoundError:  # run from a tree that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = [
     "AESGCM",
@@ -287,8 +287,31 @@ __all__ = [
 ]
 __all__ += _errors.__all__
 
+_MODULES = frozenset({"aio", "cm", "gid", "qp_fsm", "wire", *_HOMES.values()})
+
 
 def __getattr__(name: str) -> object:
-    if name == "aio":  # imported at its first use, for asyncio takes long to import
-        return import_module(".aio", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object
+    if name in _HOMES:
+        value = _find(name)
+    elif name in _MODULES:
+        value = import_module(f".{name}", __name__)
+    elif name == "__version__":
+        value = _version()
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value  # the next time nobody asks here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pyverbs-lite")
+    except PackageNotFoundError:  # run from a tree that was never installed
+        return "0+unknown"

@@ -7,7 +7,6 @@ Anything with the buffer protocol will do, and so will a CPU tensor of torch, wh
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import re
 from typing import Any, Protocol, TypeAlias
 
@@ -98,6 +97,8 @@ def _tensor_view(tensor: Any, what: str) -> memoryview:
             raise ValueError(f"{what} is a {kind} whose memory does not hold its values ({lazy}); resolve it first")
     if not tensor.nbytes:
         return memoryview(bytearray())  # it has no address
+    import ctypes  # for tensors only, and its import takes a while
+
     memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     # set_() gives a tensor other storage and frees the old one, so the storage is held too where there is one.
     memory._owners = tensor, getattr(tensor, "untyped_storage", bool)()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import secrets
 import threading
 import warnings
 from contextlib import ExitStack, suppress
@@ -19,7 +18,7 @@ from ._options import Options
 from ._settings import Settings, check_name, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
 from .device import Context, PortAttr, open_device
-from .endpoint import Endpoint, Negotiated, negotiate
+from .endpoint import Endpoint, Negotiated, negotiate, random_bits
 from .enums import MTU, AccessFlags, AtomicCap, LinkLayer, PortState, QPType, TransportType
 from .errors import (
     ClosedError,
@@ -223,7 +222,7 @@ class Link:
         options = self.options
         return Endpoint(
             qp_num=self._told_qp_num,
-            psn=secrets.randbits(24),
+            psn=random_bits(24),
             lid=self.port.lid,
             gid=self.gid.gid,
             link_layer=self.port.link_layer,
@@ -233,7 +232,7 @@ class Link:
             max_message_size=options.max_message_size,
             recv_depth=options.recv_depth,
             max_msg_sz=self.port.max_msg_sz,
-            nonce=secrets.randbits(64),
+            nonce=random_bits(64),
         )
 
     def to_rts(self, remote: Endpoint) -> None:

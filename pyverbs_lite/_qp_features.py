@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
 from ._check import check_rc, require
@@ -11,7 +12,9 @@ from ._transitions import Transitions
 from .enums import DataInOrderCaps, DataInOrderFlags, QPType, WROpcode
 from .ffi import ffi, lib
 from .grh import GRH_BYTES
-from .mcast import Multicast
+
+if TYPE_CHECKING:
+    from .mcast import Multicast
 
 __all__ = ["ECE", "Features"]
 
@@ -60,7 +63,7 @@ class Features(Transitions):
 
         Verb: ibv_attach_mcast
         """
-        return Multicast(self, gid, lid)
+        return cast("Multicast", self._make("Multicast", gid, lid))
 
     def query_ece(self) -> ECE:
         """Return the options that the device offers, for the peer; on RTS those that are in use.

@@ -21,6 +21,7 @@ from typing import ClassVar, NoReturn
 
 from typing_extensions import Self
 
+from ._homes import find
 from .errors import ClosedError, VerbsError
 from .ffi import CData
 
@@ -159,6 +160,8 @@ class Resource:
 
     def _make(self, kind: str, *args: object, **options: object) -> Resource:
         """Make a child of a class that this module cannot import, because it imports this one."""
+        if kind not in Resource._kinds:
+            find(kind)  # imports its module, and by that it is known
         return Resource._kinds[kind](self, *args, **options)  # type: ignore[call-arg]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["Work"]
 
 _T = TypeVar("_T")
-_log = logging.getLogger("pyverbs_lite")
 
 
 class Work(Generic[_T]):
@@ -127,4 +125,6 @@ class Work(Generic[_T]):
         try:
             call(self)
         except Exception:
-            _log.exception("a callback of %r failed", self)
+            import logging  # a program without a failure need not wait for its import
+
+            logging.getLogger("pyverbs_lite").exception("a callback of %r failed", self)

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
@@ -189,7 +188,7 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
         """
         port = self.query_port(port_num)
         if lib.PVL_HAS_GID_TABLE < 0:
-            return _gid_table_from_sysfs(Path(self._sysfs, "ports", str(port_num)), port)
+            return _gid_table_from_sysfs(f"{self._sysfs}/ports/{port_num}", port)
         # The verb lists the rows of all ports at once.
         room = sum(self.query_port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1))
         rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
@@ -279,24 +278,25 @@ def _netdev_index(name: str) -> int:
         return 0
 
 
-def _gid_table_from_sysfs(folder: Path, port: PortAttr) -> list[GidEntry]:
+def _gid_table_from_sysfs(folder: str | os.PathLike[str], port: PortAttr) -> list[GidEntry]:
     """Read the table as rdma-core did before it had a verb for it."""
     # One name for two things, which the link layer tells apart.
     first = GIDType.ROCE_V1 if port.link_layer == LinkLayer.ETHERNET else GIDType.IB
     rows = []
     for index in range(port.gid_tbl_len):
-        gid = parse_gid(_read(folder / "gids" / str(index)) or "::")
+        gid = parse_gid(_read(f"{folder}/gids/{index}") or "::")
         if int(gid) == 0:
             continue
-        kind = GIDType.ROCE_V2 if _read(folder / "gid_attrs" / "types" / str(index)) == "RoCE v2" else first
-        netdev = _read(folder / "gid_attrs" / "ndevs" / str(index))
+        kind = GIDType.ROCE_V2 if _read(f"{folder}/gid_attrs/types/{index}") == "RoCE v2" else first
+        netdev = _read(f"{folder}/gid_attrs/ndevs/{index}")
         rows.append(GidEntry(index, gid, kind, _netdev_index(netdev), netdev))
     return rows
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     """Read a line of sysfs; empty where the kernel refuses, as for the attributes of empty rows and of InfiniBand."""
     try:
-        return path.read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:
         return ""

@@ -10,33 +10,14 @@ from typing import TYPE_CHECKING
 from ._args import check_int
 from ._check import check_neg, check_rc, os_error, require
 from ._device_attr import PortAttr
-from ._device_attr_ex import (
-    CQModerationCaps,
-    DeviceAttrEx,
-    ODPCaps,
-    PacketPacingCaps,
-    PCIAtomicCaps,
-    RSSCaps,
-    TMCaps,
-    TSOCaps,
-    read_device_attr_ex,
-)
 from ._resource import Resource
 from .enums import ValuesMask
 from .ffi import ffi, lib
 
-__all__ = [
-    "CQModerationCaps",
-    "DeviceAttrEx",
-    "DeviceQueries",
-    "ODPCaps",
-    "PCIAtomicCaps",
-    "PacketPacingCaps",
-    "PortSpeed",
-    "RSSCaps",
-    "TMCaps",
-    "TSOCaps",
-]
+if TYPE_CHECKING:
+    from ._device_attr_ex import DeviceAttrEx
+
+__all__ = ["DeviceQueries", "PortSpeed"]
 
 #: Width code -> lanes, and speed code -> Gb/s of a lane, as the specification and the kernel code them.
 _LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
@@ -95,6 +76,8 @@ class DeviceQueries(Resource):
 
         Verb: ibv_query_device_ex
         """
+        from ._device_attr_ex import read_device_attr_ex  # few ask, and many kinds of value take long to import
+
         raw = ffi.new("struct ibv_device_attr_ex *")
         check_rc("ibv_query_device_ex", lib.ibv_query_device_ex(self._handle, ffi.NULL, raw))
         return read_device_attr_ex(raw)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 
@@ -10,7 +10,7 @@ from .enums import MTU, LinkLayer
 from .errors import HandshakeError
 from .remote import checked_int
 
-__all__ = ["Endpoint", "Negotiated", "negotiate"]
+__all__ = ["Endpoint", "Negotiated", "negotiate", "random_bits"]
 
 _LINK_LAYER_NAMES = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
 _RANGES: dict[str, tuple[int, int, str]] = {
@@ -24,6 +24,11 @@ _RANGES: dict[str, tuple[int, int, str]] = {
     "recv_depth": (0, 2**31 - 1, "31 bits"),
     "max_msg_sz": (1, 2**32 - 1, "32 bits"),
 }
+
+
+def random_bits(bits: int) -> int:
+    """Return so many random bits, at most 64, that nobody can guess; ``secrets`` takes long to import."""
+    return int.from_bytes(os.urandom(8), "big") >> (64 - bits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class Endpoint:
     max_message_size: int
     recv_depth: int
     max_msg_sz: int
-    nonce: int = field(default_factory=lambda: secrets.randbits(64))
+    nonce: int = field(default_factory=lambda: random_bits(64))
 
     def __post_init__(self) -> None:
         for name, (low, high, why) in _RANGES.items():

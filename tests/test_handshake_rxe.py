@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import secrets
 import socket
 import struct
 import subprocess
@@ -118,8 +117,8 @@ def test_sequence_numbers_cross() -> None:
 
 def test_sequence_numbers_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     psns = itertools.cycle([0xFFFFFF, 0xFFFFF0])
-    drawn = secrets.randbits
-    monkeypatch.setattr(_link.secrets, "randbits", lambda bits: next(psns) if bits == 24 else drawn(bits))
+    drawn = _link.random_bits
+    monkeypatch.setattr(_link, "random_bits", lambda bits: next(psns) if bits == 24 else drawn(bits))
     data = bytearray(100_000)
     with connected({"buffers": {"data": data}}) as (left, right):
         assert {left.info.local_psn, right.info.local_psn} == {0xFFFFFF, 0xFFFFF0}

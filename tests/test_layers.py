@@ -16,6 +16,7 @@ PACKAGE = Path(pyverbs_lite.__file__).parent
 LAYERS = {
     "errors": 0,
     "ffi": 0,
+    "_homes": 0,
     "_args": 1,
     "_buffer": 1,
     "_check": 1,
