@@ -92,15 +92,20 @@ class Control(ControlBase):
             HandshakeTimeout: the peer does not read.
             ClosedError: another thread closed it.
         """
-        while not self._send_some():
+        while not self.send_now():
             # Reading meanwhile, because the peer may be waiting for just that before it reads.
             if not self._ready(select.POLLOUT | select.POLLIN, deadline):
                 raise HandshakeTimeout(f"{self.peer} did not read what it was sent within {deadline.seconds} s")
             with self.lock:
                 self._events.extend(self._receive())
 
-    def _send_some(self) -> bool:
-        """Send as much as the socket takes now; say whether that is all."""
+    def send_now(self) -> bool:
+        """Send as much as the socket takes now; say whether that is all.
+
+        Raises:
+            PeerClosedError, HandshakeError: the peer has closed the connection; it may have said why.
+            ClosedError: another thread closed it.
+        """
         with self.lock:
             self._check_whole()
             if self.socket.fileno() < 0:

@@ -125,17 +125,7 @@ class ControlBase(ABC):
             HandshakeError: the peer refused; the text says why.
             PeerProtocolError, PeerClosedError: what the peer sent instead, or that it went away.
         """
-        while True:
-            while self._events:
-                event = self._events.popleft()
-                if isinstance(event, kind):
-                    return event
-                if isinstance(event, Refused):
-                    raise refusal(self.peer, event)
-                if isinstance(event, (BufferAdded, BufferWithdrawn)):
-                    note(event)
-                else:
-                    raise PeerClosedError(f"{self.peer} closed in the middle of the handshake")
+        while (event := self.take(kind, note)) is None:
             if not self._await_input(deadline):
                 name = kind.__name__.removesuffix("Received").upper()
                 raise HandshakeTimeout(
@@ -143,6 +133,20 @@ class ControlBase(ABC):
                     f" {name})"
                 )
             self._events.extend(self._receive())
+        return event
+
+    def take(self, kind: type[_E], note: Callable[[BufferAdded | BufferWithdrawn], None]) -> _E | None:
+        """Return an event of one kind, if it is next among those that have arrived; else as ``expect``."""
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, kind):
+                return event
+            if isinstance(event, Refused):
+                raise refusal(self.peer, event)
+            if not isinstance(event, (BufferAdded, BufferWithdrawn)):
+                raise PeerClosedError(f"{self.peer} closed in the middle of the handshake")
+            note(event)
+        return None
 
     def has(self, kind: type[Event]) -> bool:
         """Say whether such an event has arrived and was not taken yet.

@@ -7,9 +7,13 @@ makes anything, so a stranger costs it nothing, and it can pick a GID of the sam
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from ipaddress import IPv6Address
+from typing import TypeAlias
 
 from ._args import Deadline
+from ._buffer import Memory
 from ._control import Control, Peer
 from ._control_base import ControlBase
 from ._link import Link
@@ -24,9 +28,9 @@ from .errors import (
     RouteError,
     StateError,
 )
-from .wire import HelloReceived, ReadyReceived, RefuseCode
+from .wire import Event, HelloReceived, ReadyReceived, RefuseCode
 
-__all__ = ["LAST_WORD", "establish", "reason_for", "tell_why"]
+__all__ = ["LAST_WORD", "Steps", "establish", "handshake", "reason_for", "tell_why"]
 
 #: How long a peer that is told why may take to read that, in seconds.
 LAST_WORD = 0.3
@@ -41,6 +45,55 @@ _CODES: tuple[tuple[type[BaseException], RefuseCode], ...] = (
 )
 
 
+#: The handshake of one side, step by step: it yields which event of the peer's it waits for, or None to go on once
+#: what is queued was handed to the carrier, and returns the link.
+Steps: TypeAlias = Generator[type[Event] | None, Event | None, Link]
+
+
+def handshake(
+    control: ControlBase,
+    make_link: Callable[[IPv6Address | None], Link],
+    buffers: Mapping[str, Memory],
+    deadline: Deadline,
+    *,
+    accepting: bool,
+) -> Steps:
+    """Go through the handshake without waiting; whoever runs it sends what is queued, and waits as it likes.
+
+    If it fails, or is closed before its end, the link is closed again.
+
+    Args:
+        make_link: makes the verbs objects; it is told the peer's GID, if that is known.
+        buffers: name -> buffer: what the peer is to have from the start.
+        deadline: for what this side tells the peer in between.
+
+    Raises:
+        PeerProtocolError: the peer is ahead of what it can know.
+        As ``make_link``, ``Link.introduce`` and ``Link.to_rts``.
+    """
+    link: Link | None = None
+    try:
+        hello = (yield HelloReceived) if accepting else None
+        link = make_link(hello.endpoint.gid if isinstance(hello, HelloReceived) else None)
+        if control.has(ReadyReceived):  # the order rules of the channel look at one direction only
+            raise PeerProtocolError("the peer sent READY before it can know this side's record")
+        link.introduce(buffers, deadline)
+        if hello is None:
+            hello = yield HelloReceived
+        else:
+            yield None
+        assert isinstance(hello, HelloReceived)
+        link.to_rts(hello.endpoint)
+        control.channel.ready()
+        yield ReadyReceived
+        link.engine.watch_peer()
+    except BaseException:
+        if link is not None:
+            link.close()
+        raise
+    return link
+
+
 def establish(control: Control, settings: Settings, deadline: Deadline, *, accepting: bool) -> Link:
     """Run the handshake; on any failure the peer is told why, and everything is closed again, ``control`` too.
 
@@ -48,35 +101,30 @@ def establish(control: Control, settings: Settings, deadline: Deadline, *, accep
         HandshakeError: or the subclass that says what the peer did, or did not do in time.
         As ``Link``, for what this side lacks.
     """
-    channel, peer = control.channel, Peer(control)
-    link: Link | None = None
+    peer = Peer(control)
+
+    def make_link(remote_gid: IPv6Address | None) -> Link:
+        return Link(settings, control, peer, remote_gid)
+
+    steps = handshake(control, make_link, settings.buffers, deadline, accepting=accepting)
     try:
-        hello = control.expect(HelloReceived, deadline, peer.note) if accepting else None
-        link = Link(settings, control, peer, hello.endpoint.gid if hello else None)
-        if control.has(ReadyReceived):  # the order rules of the channel look at one direction only
-            raise PeerProtocolError("the peer sent READY before it can know this side's record")
-        channel.hello(link.endpoint)
-        for name, buffer in settings.buffers.items():
-            link.register(buffer, None, name, deadline)
-        control.flush(deadline)
-        hello = hello or control.expect(HelloReceived, deadline, peer.note)
-        link.to_rts(hello.endpoint)
-        channel.ready()
-        control.flush(deadline)
-        control.expect(ReadyReceived, deadline, peer.note)
-        link.engine.watch_peer()
+        wanted = next(steps)
+        while True:
+            control.flush(deadline)
+            wanted = steps.send(None if wanted is None else control.expect(wanted, deadline, peer.note))
+    except StopIteration as end:
+        link: Link = end.value
+        return link
     except BaseException as error:
-        with suppress(HandshakeError, StateError):
-            tell_why(control, error)
         try:
-            if link is not None:
-                link.close()
+            steps.close()
         finally:
+            with suppress(HandshakeError, StateError):
+                tell_why(control, error)
             # Only who speaks this protocol, and in time, is given time to hear why.
-            told = channel.version is not None and isinstance(error, Exception)
+            told = control.channel.version is not None and isinstance(error, Exception)
             control.close(LAST_WORD if told and not isinstance(error, HandshakeTimeout) else 0.0)
         raise
-    return link
 
 
 def reason_for(error: BaseException) -> tuple[RefuseCode, str]:

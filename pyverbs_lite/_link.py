@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from ipaddress import IPv6Address
 
@@ -262,6 +263,12 @@ class Link:
             max_rd_atomic=self.agreed.max_rd_atomic,
         )
         self.states.append(self.qp.state)
+
+    def introduce(self, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
+        """Queue this side's record, and which buffers the peer has from the start."""
+        self.peer.control.channel.hello(self.endpoint)
+        for name, buffer in buffers.items():
+            self.register(buffer, None, name, deadline)
 
     def agree(self, remote: Endpoint) -> None:
         """Work out what both sides can do.
