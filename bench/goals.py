@@ -92,6 +92,7 @@ def _bandwidth(word: str, size: int, label: str) -> tuple[Row, ...]:
             1.0,
             unit="µs",
             scale=1000,
+            beside=tuple((peer, f"{name}: {peer}") for peer in ("ibverbs", "pyverbs") if word == "write"),
         )
         for against, said in (("c", "the C loop"), ("perftest", f"`ib_{word}_bw`"))
     )
@@ -144,6 +145,7 @@ ROWS = (
         1.03,
         unit="µs",
         scale=1000,
+        beside=tuple((peer, f"write 64 yield: {peer}") for peer in ("ibverbs", "pyverbs")),
     ),
     Row(
         "one 64 B write + wait on rxe, events",

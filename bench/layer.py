@@ -73,7 +73,7 @@ def peers() -> dict[str, str]:
     return missing
 
 
-def _pyverbs(stack: ExitStack) -> Worker:
+def _pyverbs(stack: ExitStack, environment: dict[str, str]) -> Worker:
     """Start pyverbs under our interpreter, if it was built for that one, and else under Debian's."""
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-"
     ours = any(tag in path.name for path in (_DEBIAN / "pyverbs").glob("*.so"))
@@ -82,18 +82,19 @@ def _pyverbs(stack: ExitStack) -> Worker:
     if not link.is_symlink():
         link.symlink_to(_DEBIAN / "pyverbs")
     python = sys.executable if ours else "/usr/bin/python3"
-    environment = {"LD_PRELOAD": str(BUILD / "libnull.so"), "PYTHONPATH": str(link.parent) if ours else ""}
+    environment = {**environment, "PYTHONPATH": str(link.parent) if ours else ""}
     return stack.enter_context(Worker("bench.peer_pyverbs", python, **environment))
 
 
-def peer_workers(stack: ExitStack) -> dict[str, Worker]:
-    """Start the workers of the peers that are installed."""
+def peer_workers(stack: ExitStack, device: str = "", gid_index: int = 0) -> dict[str, Worker]:
+    """Start the workers of the peers that are installed: on a real device, or without one on the null provider."""
+    real = {"BENCH_DEVICE": device, "BENCH_GID_INDEX": str(gid_index)} if device else None
     missing, workers = peers(), {}
     if "ibverbs" not in missing:
-        found_first = str(BUILD / "null")
-        workers["ibverbs"] = stack.enter_context(Worker("bench.peer_ibverbs", LD_LIBRARY_PATH=found_first))
+        environment = real or {"LD_LIBRARY_PATH": str(BUILD / "null")}  # for it, found first is all it takes
+        workers["ibverbs"] = stack.enter_context(Worker("bench.peer_ibverbs", **environment))
     if "pyverbs" not in missing:
-        workers["pyverbs"] = _pyverbs(stack)
+        workers["pyverbs"] = _pyverbs(stack, real or {"LD_PRELOAD": str(BUILD / "libnull.so")})
     return workers
 
 

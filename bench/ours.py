@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from array import array
 from functools import partial
+from typing import Any
 
 from pyverbs_lite.ffi import ffi, lib
 
 from .floor import SPIN, WRITE, Floor, path_of
 from .pair import pairs
-from .worker import Case, repeated, serve
+from .worker import LISTS, Case, repeated, serve
 
 SIZE = 64
 #: Operations of one packed batch.
-BATCHES = (64, 1024, 16384, 262144, 1000000)
+BATCHES = (8, 64, 1024, 16384, 262144, 1000000)
 #: QPs that operations go to in turns.
 QPS = (1, 8, 64)
 
@@ -32,7 +33,6 @@ def main() -> None:
 
         cases: dict[str, Case] = {
             "c write": lambda n: floor.one(path, WRITE, SIZE, SPIN, n),
-            "c list 64": lambda n: floor.lists(path, WRITE, SIZE, SPIN, n, 64),
             "c two-sided": lambda n: floor.pingpong(path, back, SIZE, SPIN, n // 2),
             "write": repeated(partial(left.write, remote, part)),
             "write bytes": repeated(partial(left.write, remote, message)),
@@ -40,6 +40,8 @@ def main() -> None:
             "fused": fused(left, part, remote),
             "two-sided": _messages(left, right, part),
         }
+        for count in LISTS:
+            cases[f"c list {count}"] = partial(_lists, floor, path, count)
         for count in BATCHES:
             cases[f"write_many {count}"] = _many(left, left.remote["target"], region, count)
         regions = [end.register(bytearray(SIZE)) for end, _ in made]
@@ -50,6 +52,10 @@ def main() -> None:
         for count in QPS:
             cases[f"qps {count}"] = _turns(writes[:count])
         serve(cases)
+
+
+def _lists(floor: Floor, path: Any, size: int, count: int) -> int:
+    return floor.lists(path, WRITE, SIZE, SPIN, count, size)
 
 
 def fused(conn, part, remote) -> Case:  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ def draw(figures: Figures, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     matplotlib.rcParams.update({"svg.hashsalt": "pyverbs_lite", "axes.grid": True, "grid.alpha": 0.3})
     drawn = []
-    for name, picture in (("bandwidth", _bandwidth), ("batches", _batches), ("queue-pairs", _queue_pairs)):
+    for name, picture in (
+        ("latency", _latency),
+        ("bandwidth", _bandwidth),
+        ("batches", _batches),
+        ("queue-pairs", _queue_pairs),
+    ):
         figure = picture(figures)
         if figure is not None:
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
@@ -36,23 +42,27 @@ def _points(figures: Figures, pattern: str) -> list[tuple[int, float]]:
 
 
 def _bandwidth(figures: Figures) -> Any:
-    if not _points(figures, r"write (\d+) window: pvl"):
+    return _by_size(figures, "window", "64 in flight", "MB/s", lambda size, ns: size / ns * 1000)
+
+
+def _latency(figures: Figures) -> Any:
+    return _by_size(figures, "one", "one at a time", "µs", lambda _, ns: ns / 1000)
+
+
+def _by_size(figures: Figures, case: str, said: str, unit: str, value: Callable[[int, float], float]) -> Any:
+    """Draw writes and reads against their size, beside C and perftest."""
+    if not _points(figures, rf"write (\d+) {case}: pvl"):
         return None
-    picture, axes = pyplot.subplots(2, 2, figsize=(11, 7), sharex=True)
-    for column, word in enumerate(("write", "read")):
+    picture, axes = pyplot.subplots(1, 2, figsize=(11, 4), sharex=True, sharey=True)
+    for ax, word in zip(axes, ("write", "read"), strict=True):
         for who, (label, style) in _WHO.items():
-            points = _points(figures, rf"{word} (\d+) window: {who}")
-            sizes = [size for size, _ in points]
-            axes[0][column].plot(sizes, [size / ns * 1000 for size, ns in points], style, label=label)
-            axes[1][column].plot(sizes, [ns / 1000 for _, ns in points], style, label=label)
-        axes[0][column].set_title(f"{word}s on rxe, 64 in flight")
-        axes[0][column].set_ylabel("MB/s")
-        axes[1][column].set_ylabel("µs per operation")
-        axes[1][column].set_xlabel("bytes")
-        for ax in (axes[0][column], axes[1][column]):
-            ax.set_xscale("log", base=2)
-            ax.set_yscale("log")
-            ax.legend()
+            if not (points := _points(figures, rf"{word} (\d+) {case}: {who}")):
+                continue
+            tool = f"ib_{word}_{'bw' if case == 'window' else 'lat'}" if who == "perftest" else label
+            ax.plot([size for size, _ in points], [value(*point) for point in points], style, label=tool)
+        ax.set(title=f"{word}s on rxe, {said}", xlabel="bytes", ylabel=unit, yscale="log")
+        ax.set_xscale("log", base=2)
+        ax.legend()
     return picture
 
 
@@ -62,13 +72,13 @@ def _batches(figures: Figures) -> Any:
         return None
     picture, ax = pyplot.subplots(figsize=(7, 4.5))
     ax.plot(*zip(*points, strict=True), "o-", label="pyverbs_lite, write_many")
-    for name, label, marker in (
-        ("pvl: c list 64", "C, lists of 64", "s"),
-        ("ibverbs: list 64", "PyPI ibverbs, lists of 64", "^"),
-        ("pyverbs: list 64", "pyverbs, lists of 64", "v"),
+    for who, label, marker in (
+        ("pvl: c", "C, lists", "s--"),
+        ("ibverbs:", "PyPI ibverbs, lists", "^:"),
+        ("pyverbs:", "pyverbs, lists", "v:"),
     ):
-        if name in figures:
-            ax.plot([64], [figures[name]["median"]], marker, label=label)
+        if lists := _points(figures, rf"{who} list (\d+)"):
+            ax.plot(*zip(*lists, strict=True), marker, label=label)
     ax.set(xscale="log", yscale="log", xlabel="operations in a batch", ylabel="ns per operation, layer only")
     ax.legend()
     return picture

@@ -23,7 +23,7 @@ are in `bench/floor/floor.c`; they run over the very QP, CQ and channel that the
 def cells(row: Row, figures: Figures) -> list[str]:
     """Return one row's cells: what, goal, by medians, by minima, its own median, the floor's, the peers', verdict."""
     own, floor = (figures.get(name) for name in (row.own, row.floor))
-    peers = [f"{peer} {figures[name]['median'] / row.scale:.0f}" for peer, name in row.beside if name in figures]
+    peers = [f"{peer} {figures[name]['median'] / row.scale:.4g}" for peer, name in row.beside if name in figures]
     met = row.met(figures)
     return [
         row.what,

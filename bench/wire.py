@@ -15,13 +15,15 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _engine
+from pyverbs_lite import _engine, gid
 
 from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of
+from .layer import Worker, peer_workers
 from .pair import pairs
 from .rounds import Timed, Unmeasured, measure
 
@@ -71,8 +73,9 @@ def loop(operation: Callable[[], object]) -> Timed:
 # ------------------------------------------------------------ the groups
 
 
-def latency(floor: Floor, rounds: int, seconds: float) -> None:
+def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float) -> None:
     """One request and its wait; and a message there and back."""
+    beside = {f"write 64 yield: {name}": partial(worker.run, "built") for name, worker in peers.items()}
     with pairs(1, _TARGET, device="rxe0") as made:
         left, right = made[0]
         region = left.register(bytearray(_TARGET))
@@ -92,6 +95,7 @@ def latency(floor: Floor, rounds: int, seconds: float) -> None:
             {
                 "write 64 yield: c": lambda n: floor.one(path, WRITE, 64, YIELD, n),
                 "write 64 yield: pvl": write,
+                **beside,
                 "write 64 events: c": lambda n: floor.one(path, WRITE, 64, EVENTS, n),
                 "write 64 events: pvl": sleeping(write),
             },
@@ -154,7 +158,37 @@ def asynchronous(rounds: int, seconds: float) -> None:
             runner.run(close(ends))
 
 
-def bandwidth(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...], perftest: bool) -> None:
+def latencies(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...]) -> None:
+    """Measure one request and its wait at a time, with requests of every size."""
+    with pairs(1, _TARGET, device="rxe0") as made:
+        left = made[0][0]
+        region, remote = left.register(bytearray(_TARGET)), left.remote["target"]
+        for size in sizes:
+            path, part, place = path_of(left, region, remote), region[:size], remote[:size]
+            report(
+                {
+                    f"write {size} one: c": partial(_one, floor, path, WRITE, size),
+                    f"write {size} one: pvl": loop(partial(left.write, place, part)),
+                    f"read {size} one: c": partial(_one, floor, path, READ, size),
+                    f"read {size} one: pvl": loop(partial(left.read, place, part)),
+                    f"read {size} one: perftest": partial(_perftest_lat, size),
+                },
+                rounds,
+                seconds,
+            )
+
+
+def _one(floor: Floor, path: Any, opcode: int, size: int, count: int) -> float:
+    return floor.one(path, opcode, size, YIELD, count)
+
+
+def bandwidth(
+    floor: Floor,
+    peers: dict[str, Worker],
+    rounds: int,
+    seconds: float,
+    sizes: tuple[int, ...],
+) -> None:
     """Measure writes and reads with a window, ours as packed batches."""
     with pairs(1, _TARGET, device="rxe0", send_depth=2 * WINDOW) as made:
         left = made[0][0]
@@ -166,8 +200,10 @@ def bandwidth(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...],
                 name = f"{word} {size} window"
                 cases[f"{name}: c"] = partial(_window, floor, path, opcode, size)
                 cases[f"{name}: pvl"] = partial(_many, many, remote, region, size)
-                if perftest:
-                    cases[f"{name}: perftest"] = partial(_perftest, f"ib_{word}_bw", size)
+                cases[f"{name}: perftest"] = partial(_perftest_bw, f"ib_{word}_bw", size)
+                for peer, worker in peers.items():
+                    if word == "write" and f"window {size}" in worker.names:
+                        cases[f"{name}: {peer}"] = partial(worker.run, f"window {size}")
             report(cases, rounds, seconds)
 
 
@@ -183,24 +219,39 @@ def _many(many: Callable[..., None], remote: pvl.RemoteBuffer, region: pvl.MR, s
     return time.perf_counter_ns() - start
 
 
-def _perftest(tool: str, size: int, count: int) -> float:
-    """Run a perftest pair; its own average decides, so that its start is not part of the figure.
+def _perftest_bw(tool: str, size: int, count: int) -> float:
+    """Run a bandwidth test; its own average decides, so that its start is not part of the figure.
 
     Both ends are on one CPU. There, reads fare best with events, which ib_write_bw refuses.
+    """
+    turns = min(max(count, 2 * WINDOW), 20000)
+    more = ["-e", "-o", "16"] if "read" in tool else []
+    average = _perftest(tool, size, [*more, "-n", str(turns), "-t", str(WINDOW)], r"[\d.]+ +([\d.]+)")
+    return size / (average * (1 << 20)) * 1e9 * count
+
+
+def _perftest_lat(size: int, count: int) -> float:
+    """Run ib_read_lat, whose typical time decides.
+
+    Its sisters for writes and for messages spin at both ends: on one CPU they measure the scheduler.
+    """
+    turns = str(min(max(count, 20), 1000))
+    return _perftest("ib_read_lat", size, ["-n", turns], r"[\d.]+ +[\d.]+ +([\d.]+)") * 1e3 * count
+
+
+def _perftest(tool: str, size: int, more: list[str], wanted: str) -> float:
+    """Run both ends of a perftest tool, and return the wanted column.
 
     Raises:
         Unmeasured: its measurement of the CPU's clock failed again and again, without which its figures mean nothing.
     """
-    turns = min(max(count, 2 * WINDOW), 20000)
-    more = ["-e", "-o", "16"] if "read" in tool else []
-    command = [tool, "-d", "rxe0", "-x", "1", "-s", str(size), "-n", str(turns), "-t", str(WINDOW), *more]
-    command += ["-p", "19100", "-F"]
+    command = [tool, "-d", "rxe0", "-x", "1", "-s", str(size), *more, "-p", "19100", "-F"]
     said = ""
     for _ in range(6):
         said = _perftest_pair(command)
-        found = re.search(rf"^ *{size} +\d+ +[\d.]+ +([\d.]+)", said, re.MULTILINE)
+        found = re.search(rf"^ *{size} +\d+ +{wanted}", said, re.MULTILINE)
         if found and float(found[1]) and "Correlation coefficient" not in said:
-            return size / (float(found[1]) * (1 << 20)) * 1e9 * count
+            return float(found[1])
     raise Unmeasured(said)
 
 
@@ -270,14 +321,24 @@ def main() -> None:
     parser.add_argument("--sizes", action="store_true", help="all sizes of the plots")
     options = parser.parse_args()
     floor = Floor()
-    latency(floor, options.rounds, options.seconds)
-    if sys.version_info >= (3, 11):  # asyncio.Runner
-        asynchronous(options.rounds, options.seconds)
-    lives(options.rounds, 50)
-    bandwidth(floor, options.rounds, options.seconds, GOAL_SIZES, perftest=True)
-    if options.sizes:
-        others = tuple(size for size in SIZES if size not in GOAL_SIZES)
-        bandwidth(floor, 2, options.seconds, others, perftest=True)
+    with ExitStack() as stack:
+        peers = peer_workers(stack, "rxe0", own_gid_index("rxe0"))
+        latency(floor, peers, options.rounds, options.seconds)
+        if sys.version_info >= (3, 11):  # asyncio.Runner
+            asynchronous(options.rounds, options.seconds)
+        lives(options.rounds, 50)
+        bandwidth(floor, peers, options.rounds, options.seconds, GOAL_SIZES)
+        if options.sizes:
+            others = tuple(size for size in SIZES if size not in GOAL_SIZES)
+            bandwidth(floor, {}, 2, options.seconds, others)
+            latencies(floor, 2, options.seconds / 2, SIZES)
+
+
+def own_gid_index(device: str) -> int:
+    """Return the row of the GID that the library itself chooses on a device."""
+    with pvl.open_device(device) as context:
+        port = context.query_port(1)
+        return gid.choose(context.gid_table(1), link_layer=port.link_layer, device=device).gid_index
 
 
 if __name__ == "__main__":

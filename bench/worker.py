@@ -15,6 +15,15 @@ from collections.abc import Callable
 
 #: A case: does so many operations, and returns the nanoseconds that they took.
 Case = Callable[[int], int]
+#: Requests in flight where a case keeps a window of them.
+WINDOW = 64
+#: Requests that are posted as one list.
+LISTS = (1, 8, 64)
+
+
+def device() -> tuple[str, int]:
+    """Return the name of the device to use, and the row of its GID table."""
+    return os.environ.get("BENCH_DEVICE", "null0"), int(os.environ.get("BENCH_GID_INDEX", "0"))
 
 
 def repeated(operation: Callable[[], object]) -> Case:
@@ -24,6 +33,30 @@ def repeated(operation: Callable[[], object]) -> Case:
         start = time.perf_counter_ns()
         for _ in range(count):
             operation()
+        return time.perf_counter_ns() - start
+
+    return run
+
+
+def listed(operation: Callable[[], object], size: int) -> Case:
+    """Return a case that does a number of operations in lists of one size."""
+    lists = repeated(operation)
+    return lambda count: lists(max(1, count // size))
+
+
+def windowed(post: Callable[[], object], reap: Callable[[], int]) -> Case:
+    """Return a case that keeps a window of requests in flight."""
+
+    def run(count: int) -> int:
+        start = time.perf_counter_ns()
+        posted = done = 0
+        while done < count:
+            while posted < count and posted - done < WINDOW:
+                post()
+                posted += 1
+            if not (found := reap()):
+                os.sched_yield()
+            done += found
         return time.perf_counter_ns() - start
 
     return run
