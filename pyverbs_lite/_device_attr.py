@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import cache
 from typing import Any, TypeVar
 
 from .enums import MTU, AtomicCap, LinkLayer, NodeType, PortState, TransportType
@@ -137,5 +138,10 @@ def host_order(guid: int) -> int:
 
 def read_struct(cls: type[_T], struct: CData) -> _T:
     """Fill a dataclass from the struct members of the same names."""
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: _CONVERT.get(name, int)(getattr(struct, name)) for name in names})
+    return cls(*[convert(getattr(struct, name)) for name, convert in _members(cls)])  # type: ignore[arg-type]
+
+
+@cache
+def _members(cls: type) -> list[tuple[str, Callable[[Any], Any]]]:
+    """List a dataclass' members, each with what makes its value from the C one."""
+    return [(field.name, _CONVERT.get(field.name, int)) for field in fields(cls)]

@@ -21,7 +21,7 @@ from ._control import Peer
 from ._operation import Arrival, Operation, Region, Request, TemporaryMR, repeated
 from ._resource import Resource
 from .cq import SLICE, SPIN
-from .enums import AccessFlags, WCOpcode, WCStatus
+from .enums import AccessFlags, QPState, WCOpcode, WCStatus
 from .errors import ClosedError, CompletionError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
 from .mr import MR
@@ -370,7 +370,8 @@ class Engine(Resource):
         Where that is refused it is in RESET or gone: it moves no data either, and nothing will be flushed.
         """
         try:
-            self._qp.to_error()
+            if self._qp.closed or self._qp.state != QPState.ERR:
+                self._qp.to_error()
         except VerbsError:
             return False
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 from typing_extensions import TypedDict
 
@@ -99,5 +99,5 @@ class Options:
             "max_rd_atomic": limits.max_qp_init_rd_atom,
             "max_dest_rd_atomic": limits.max_qp_rd_atom,
         }
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Options(**{name: min(value, most[name]) if name in most else value for name, value in values.items()})
+        cut = {name: limit for name, limit in most.items() if getattr(self, name) > limit}
+        return replace(self, **cut) if cut else self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import replace
 
 from . import qp_fsm
 from ._args import check_int
@@ -27,6 +26,8 @@ _HOME = {
     QPState.RTR: (QPState.INIT, QPState.RTR),
     QPState.RTS: (QPState.RTR, QPState.RTS),
 }
+#: What a caller must have meant, whatever the edge takes.
+_CHOSEN = int(QPAttrMask.AV | QPAttrMask.DEST_QPN | QPAttrMask.RQ_PSN | QPAttrMask.SQ_PSN)
 
 
 class Transitions(Resource):
@@ -174,7 +175,7 @@ class Transitions(Resource):
         for path in (attr.ah_attr, attr.alt_ah_attr):
             if path is None:
                 continue
-            port = self.context.query_port(path.port_num)
+            port = self.context._port(path.port_num)
             if port.grh_required and path.grh is None:
                 raise ValueError(
                     f"{self.context.name} port {path.port_num} is {port.link_layer.name}: its address vectors need a"
@@ -318,13 +319,13 @@ class Transitions(Resource):
         home = table[_HOME[target]].required
         edge = table.get((self.state, target))
         takes = home if edge is None or self.state in (target, _HOME[target][0]) else edge.required | edge.optional
-        chosen = home & (QPAttrMask.AV | QPAttrMask.DEST_QPN | QPAttrMask.RQ_PSN | QPAttrMask.SQ_PSN)
+        wanted = takes.value | home.value & _CHOSEN
         kept = {
             name: value
             for name, value in values.items()
-            if value is not None and qp_fsm.mask_of({name: value}) & (takes | chosen)
+            if value is not None and qp_fsm.mask_of({name: value}).value & wanted
         }
-        self.modify(replace(QPAttr(qp_state=target), **kept))  # type: ignore[arg-type]
+        self.modify(QPAttr(qp_state=target, **kept))  # type: ignore[arg-type]
 
     def _forget_requests(self) -> None:
         """Take note that nothing is in flight any more, once the completions that are there have been read."""

@@ -219,8 +219,7 @@ class QPAttr:
 
     def given(self) -> dict[str, object]:
         """Return the members that are not ``None``, by name; zero and ``False`` count as given."""
-        members = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in members if value is not None}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 # ---------------------------------------------------------------- ranges
@@ -234,6 +233,8 @@ def _member(kind: type[_E], name: str, value: object) -> _E:
 
 
 def _integer(name: str, value: object) -> int:
+    if type(value) is int:
+        return value
     # bool and the enums are ints to Python; here they are another attribute's value in the wrong place.
     if isinstance(value, (bool, Enum)) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, not {value!r}")
@@ -292,15 +293,17 @@ def _switch(name: str, value: object) -> None:
         raise ValueError(f"{name} must be False or True, not {value!r}")
 
 
-_REGION = AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND | AccessFlags.HUGETLB | AccessFlags.RELAXED_ORDERING
+_REGION = int(AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND | AccessFlags.HUGETLB | AccessFlags.RELAXED_ORDERING)
+_EVERY_ACCESS = sum(AccessFlags)
 
 
 def _access(name: str, value: object) -> None:
     bits = int(value) if isinstance(value, AccessFlags) else _integer(name, value)
-    if bits < 0 or bits & ~sum(AccessFlags):
-        raise ValueError(f"{name} {bits:#x} has bits beyond AccessFlags, which are {sum(AccessFlags):#x}")
-    if wrong := [str(flag.name) for flag in AccessFlags if flag & _REGION & bits]:
-        raise ValueError(f"{name} {bits:#x}: {', '.join(wrong)} is for a memory region, not for a QP")
+    if bits < 0 or bits & ~_EVERY_ACCESS:
+        raise ValueError(f"{name} {bits:#x} has bits beyond AccessFlags, which are {_EVERY_ACCESS:#x}")
+    if bits & _REGION:
+        wrong = ", ".join(str(flag.name) for flag in AccessFlags if flag & _REGION & bits)
+        raise ValueError(f"{name} {bits:#x}: {wrong} is for a memory region, not for a QP")
 
 
 def _struct(kind: type, checks: Mapping[str, _Check]) -> _Check:

@@ -134,6 +134,7 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
         self.transport_type = known(TransportType, device.device.transport_type)
         self._own(device, close_device, label=f"Context of {name}")
         self._device_attr: DeviceAttr | None = None
+        self._ports: dict[int, PortAttr] = {}
 
     def __repr__(self) -> str:
         return f"<Context of {self.name}{' (closed)' if self.closed else ''}>"
@@ -169,7 +170,12 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
         self.check_port(port_num)
         raw = ffi.new("struct ibv_port_attr *")
         check_rc("ibv_query_port", lib.ibv_query_port(self._handle, port_num, raw))
-        return read_struct(PortAttr, raw)
+        port = self._ports[port_num] = read_struct(PortAttr, raw)
+        return port
+
+    def _port(self, port_num: int) -> PortAttr:
+        """Return a port as it was when last asked: good for what does not change, its kind and its tables' sizes."""
+        return self._ports.get(port_num) or self.query_port(port_num)
 
     def active_port(self) -> int | None:
         """Return the number of the first ACTIVE port, or None."""
@@ -186,11 +192,11 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
 
         Verb: ibv_query_gid_table
         """
-        port = self.query_port(port_num)
+        port = self._port(port_num)
         if lib.PVL_HAS_GID_TABLE < 0:
             return _gid_table_from_sysfs(f"{self._sysfs}/ports/{port_num}", port)
         # The verb lists the rows of all ports at once.
-        room = sum(self.query_port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1))
+        room = sum(self._port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1))
         rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
         found = check_neg("ibv_query_gid_table", lib.ibv_query_gid_table(self._handle, rows, room, 0))
         return [
@@ -213,7 +219,7 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
 
         Verb: ibv_query_pkey
         """
-        check_int("pkey_index", index, 0, self.query_port(port_num).pkey_tbl_len - 1)
+        check_int("pkey_index", index, 0, self._port(port_num).pkey_tbl_len - 1)
         raw = ffi.new("__be16 *")
         check_neg("ibv_query_pkey", lib.ibv_query_pkey(self._handle, port_num, index, raw))
         return socket.ntohs(raw[0])

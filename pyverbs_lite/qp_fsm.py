@@ -51,6 +51,7 @@ class Edge:
 # ---------------------------------------------------------------- the table
 
 _0 = A(0)
+_STATE = A.STATE.value
 _HOME = A.PKEY_INDEX | A.PORT | A.ACCESS_FLAGS  # connected types: where the QP lives and what it grants
 _HOME_UD = A.PKEY_INDEX | A.PORT | A.QKEY
 _PATH = A.AV | A.PATH_MTU | A.DEST_QPN | A.RQ_PSN
@@ -142,7 +143,7 @@ _ATTRIBUTES: dict[QPAttrMask, tuple[tuple[str, ...], str]] = {
     A.DEST_QPN: (("dest_qp_num",), "the remote QP's number"),
     A.RATE_LIMIT: (("rate_limit",), "kilobits per second, raw packet only"),
 }
-_BIT_OF = {member: bit for bit, (members, _) in _ATTRIBUTES.items() for member in members}
+_BIT_OF = {member: bit.value for bit, (members, _) in _ATTRIBUTES.items() for member in members}
 
 
 # ---------------------------------------------------------------- questions
@@ -246,11 +247,13 @@ def check(qp_type: QPType, current: QPState, target: QPState, mask: QPAttrMask) 
 
     """
     edge = _edge(qp_type, current, target)
-    given = int(_member(A, "mask", mask))
-    missing = A(int(edge.required) & ~given)
-    extra = A(given & ~int(edge.required | edge.optional | A.STATE))
-    if not missing and not extra:
+    given = _member(A, "mask", mask).value
+    # As plain numbers: the operators of flags take long.
+    required, optional = edge.required.value, edge.optional.value
+    lacking, beyond = required & ~given, given & ~(required | optional | _STATE)
+    if not lacking and not beyond:
         return
+    missing, extra = A(lacking), A(beyond)
     found = [f"missing {_names(missing)}"] if missing else []
     found += [f"not allowed {_names(extra)}"] if extra else []
     for bit in _bits(extra):
@@ -312,14 +315,14 @@ def mask_of(attrs: Mapping[str, object]) -> QPAttrMask:
     Verb: ibv_modify_qp
 
     """
-    mask = _0
+    mask = 0
     for name, value in attrs.items():
         if name not in _BIT_OF:
             raise TypeError(f"{name!r} is not an attribute of a QP: there are {', '.join(_BIT_OF)}")
         if value is None:
             raise TypeError(f"{name} is None: leave out what is not given")
         mask |= _BIT_OF[name]
-    return mask
+    return A(mask)
 
 
 def edge_of(state: QPState, attrs: Mapping[str, object]) -> Key:
