@@ -44,7 +44,7 @@ device-tests: $(VENV)/developed ## the tests that need one: on this machine's, e
 comma := ,
 empty :=
 space := $(empty) $(empty)
-PURE_MODULES := errors _homes enums/* _access _args _buffer _check _resource \
+PURE_MODULES := errors _homes enums/* _access _args _buddy _buffer _check _pages _resource \
 	attr endpoint gid grh _flow_members _private_data qp_fsm remote wire _private_data
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
 

@@ -39,7 +39,10 @@ CDEF = (
     *("cq", "cq_ex", "wr", "qp", "qp_ex", "wr_api", "flow", "flow_action", "counters", "context"),
     *("sa", "cma", "cma_info", "rdma_verbs", "pvl", "pvl_ex", "pvl_cm"),
 )
-SOURCES = ("names", "wait", "events", "cm", "poll_ex", "wr_api", "framing", "engine", "credit", "pump", "look")
+SOURCES = (
+    *("names", "wait", "events", "cm", "poll_ex", "wr_api"),
+    *("framing", "engine", "credit", "pump", "look", "memory"),
+)
 INCLUDES = """\
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from .mr_ex import DmaBufMR, ImplicitMR, IovaMR, NullMR
     from .mw import MW, MWBindInfo
     from .pd import PD
+    from .pool import Pool, PoolSlice, PoolStats
     from .qp import ECE, QP, QPInitAttr
     from .remote import RemoteBuffer
     from .sharing import ImportedContext, ImportedDM, ImportedMR, ImportedPD, import_device
@@ -224,6 +225,9 @@ __all__ = [
     "ParentDomain",
     "PlacementType",
     "PollBatch",
+    "Pool",
+    "PoolSlice",
+    "PoolStats",
     "PortAttr",
     "PortEvent",
     "PortSpeed",

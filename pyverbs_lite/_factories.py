@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .mr_ex import DmaBufMR, ImplicitMR, IovaMR, NullMR
     from .mw import MW
     from .pd import PD
+    from .pool import Pool
     from .sharing import ImportedDM, ImportedMR, ImportedPD
     from .wr import LocalMemory
 
@@ -129,6 +130,31 @@ class PDFactories(Resource):
         Verb: ibv_reg_mr
         """
         return cast("ImplicitMR", self._make("ImplicitMR", access))
+
+    def pool(
+        self,
+        *,
+        max_bytes: int = 64 << 20,
+        chunk_bytes: int | None = None,
+        access: AccessFlags | None = None,
+        huge: bool = False,
+    ) -> Pool:
+        """Make a pool of registered memory for small payloads: ``pool.alloc(n)`` is a slice that goes back by itself.
+
+        Args:
+            max_bytes: the most that it registers.
+            chunk_bytes: how much at a time, a power of two: no slice is longer. By default 2 MiB, or what fits.
+            access: by default ``LOCAL_WRITE``.
+            huge: as for ``alloc``; ``Pool.huge_pages`` says what it became.
+
+        Raises:
+            ValueError: the sizes do not fit together.
+            VerbsOSError: the first chunk could not be registered.
+
+        Verb: ibv_reg_mr
+        """
+        options = {"max_bytes": max_bytes, "chunk_bytes": chunk_bytes, "access": access, "huge": huge}
+        return cast("Pool", self._make("Pool", **options))
 
     def alloc_null_mr(self) -> NullMR:
         """Make a region that reads as zeros and swallows what is written; ``mr[0:n]`` is an SGE of n bytes.

@@ -180,6 +180,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "MWBindInfo",
     ),
     "pd": ("PD",),
+    "pool": (
+        "Pool",
+        "PoolSlice",
+        "PoolStats",
+    ),
     "qp": (
         "ECE",
         "QP",

@@ -76,9 +76,12 @@ class MR(Reregistration):
         addr, length: the range as SGEs and the peer name it, in bytes.
         lkey, rkey: the keys; only the rkey is ever for the peer.
         access: the flags it was registered with.
+        huge_pages: whether it is memory that ``PD.alloc`` found on huge pages.
 
     Verb: ibv_reg_mr
     """
+
+    huge_pages = False
 
     def __init__(self, pd: PD, buffer: Memory, access: AccessFlags | None = None) -> None:
         pinned, access = pin(buffer, access)

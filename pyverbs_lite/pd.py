@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
 from ._buffer import Memory
 from ._check import check_ptr, check_rc
 from ._factories import PDFactories
+from ._pages import map_huge, map_pages
 from .device import Context
 from .enums import AccessFlags
 from .ffi import CData, lib
@@ -51,14 +51,20 @@ class PD(PDFactories):
         """
         return cast("MR", self._make("MR", buffer, access))
 
-    def alloc(self, nbytes: int, access: AccessFlags | None = None) -> MR:
+    def alloc(self, nbytes: int, access: AccessFlags | None = None, *, huge: bool = False) -> MR:
         """Make page-aligned, zeroed memory and register it; ``MR.view`` is its memoryview.
+
+        Args:
+            huge: take huge pages if there are enough, and else what there is; ``MR.huge_pages`` says which it became.
 
         Verb: ibv_reg_mr
         """
-        # Shared, so that a fork does not turn pinned pages into copies; populated, because pinning touches all anyway.
-        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        return self.reg_mr(mmap.mmap(-1, check_int("nbytes", nbytes, 1, 1 << 62), flags), access)
+        check_int("nbytes", nbytes, 1, 1 << 62)
+        if huge and (pages := map_huge(nbytes)) is not None:
+            region = self.reg_mr(memoryview(pages)[:nbytes], access)
+            region.huge_pages = True
+            return region
+        return self.reg_mr(map_pages(nbytes), access)
 
     def create_qp(self, init_attr: QPInitAttr) -> QP:
         """Make a queue pair, in RESET.

@@ -18,6 +18,8 @@ struct pvl_event {
 };
 int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 
+#define PVL_MAP_HUGETLB ...
+
 #define PVL_NO_SLOT ...
 #define PVL_STOPPED ...
 #define PVL_NO_CREDIT ...
@@ -141,5 +143,7 @@ struct pvl_region {
 int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
                  uint64_t length, int access);
 int pvl_deregister(struct pvl_region *region);
+int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct ibv_mw *mw, uint32_t rkey, struct ibv_mr *mr,
+                    uint64_t addr, uint64_t length, int access);
 
 int pvl_wr_post(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr);

@@ -1,0 +1,53 @@
+/*
+ * Memory of other kinds than a buffer at an address: huge pages, and windows that are bound through an engine.
+ */
+#include <sys/mman.h>
+
+#ifndef MAP_HUGETLB
+#define MAP_HUGETLB 0 /* asked for by nobody then */
+#endif
+#define PVL_MAP_HUGETLB MAP_HUGETLB
+
+/*
+ * Post one request that binds a window of type 2, or without mw one that invalidates the window that has rkey.
+ *
+ * Returns 0 once it is posted, PVL_NO_SLOT, PVL_STOPPED, or a positive errno.
+ */
+static int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct ibv_mw *mw, uint32_t rkey,
+                           struct ibv_mr *mr, uint64_t addr, uint64_t length, int access)
+{
+    struct ibv_send_wr wr = {.opcode = mw ? IBV_WR_BIND_MW : IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad = NULL;
+    uint32_t slot;
+    int rc;
+
+    if (mw) {
+        wr.bind_mw.mw = mw;
+        wr.bind_mw.rkey = rkey;
+        wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
+            .mr = mr, .addr = addr, .length = length, .mw_access_flags = (unsigned int)access,
+        };
+    } else {
+        wr.invalidate_rkey = rkey;
+    }
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_STOPPED;
+    }
+    if (engine->free_count == 0) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_NO_SLOT;
+    }
+    slot = engine->free[engine->free_count - 1];
+    wr.wr_id = slot;
+    rc = ibv_post_send(engine->qp, &wr, &bad);
+    if (rc == 0) {
+        engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = wr.opcode};
+        engine->free_count--;
+        engine->in_flight++;
+        op->posted++;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return rc < 0 ? -rc : rc;
+}
