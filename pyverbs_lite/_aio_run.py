@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from . import connection
+from ._aio_remote import RemoteBuffers
 from ._aio_thread import in_thread
 from ._aio_watch import EVERYBODY, LATER, Turns, Watch
 from ._args import Deadline
@@ -74,8 +75,9 @@ class Runner:
     def __init__(self, conn: connection.Connection) -> None:
         self._conn = conn
         self._engine = conn._engine
-        self.info, self.remote = conn.info, conn.remote
+        self.info = conn.info
         self._watch = Watch(conn._engine, conn._link.peer.control.fileno())
+        self.remote = RemoteBuffers(conn.remote, self._watch)
         self._receivers = Turns(self._watch, _Messages(self._watch))
         # A message may have to wait for the peer to take others; what needs no receive there does not wait with it.
         self._messages = Turns(self._watch, _Room(self._watch, WROpcode.SEND))

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ._args import Deadline
 from ._check import os_error
@@ -51,7 +51,7 @@ class Watch:
         self.loop = asyncio.get_running_loop()
         self.engine = engine
         self.closed = False
-        self.turns: list[Turns] = []
+        self.turns: list[Wakes] = []
         self._thread = threading.get_ident()
         self._pending: set[asyncio.Future[None]] = set()
         self._looking = self._stopped = self._failed = False
@@ -140,6 +140,20 @@ class Watch:
 
     # ------------------------------------------------------------ waiting
 
+    def place(self) -> asyncio.Future[None]:
+        """Make something that a task sleeps on."""
+        return self.loop.create_future()
+
+    @staticmethod
+    async def sleep(place: asyncio.Future[None], deadline: Deadline) -> None:
+        """Sleep until ``rouse``, or the deadline."""
+        await sleep_until(place, deadline)
+
+    @staticmethod
+    def rouse(place: asyncio.Future[None]) -> None:
+        """Wake who sleeps there."""
+        wake(place)
+
     @property
     def over(self) -> bool:
         """Whether nothing more will come: what has not ended by now is not going to."""
@@ -180,6 +194,13 @@ class Watch:
         self._finalizer.detach()
         _remove(self.loop, self.engine, self._fds)
         self._wake_all()
+
+
+class Wakes(Protocol):
+    """Who looks, after each look of the watch, whether those who wait have what they wait for."""
+
+    def wake(self) -> None:
+        """Wake them."""
 
 
 class Turns:

@@ -6,6 +6,7 @@ import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from ._args import Deadline
 from ._control_base import MOST_CHUNKS, ControlBase, refusal
@@ -19,13 +20,15 @@ from .errors import (
     VerbsError,
 )
 from .remote import RemoteBuffer
-from .wire import BufferAdded, BufferWithdrawn, Channel, Event, Refused
+from .wire import BufferAdded, BufferWithdrawn, Channel, DomainNamed, Event, Refused
 
 __all__ = ["Control", "Peer"]
 
 _CHUNK = 65536
 #: One sleep of a wait: a descriptor's number may be another file's by the time one sleeps on it, but not for long.
 _SLICE = 0.1
+#: So many buffers that were taken back are remembered, to name them in errors.
+_MOST_WITHDRAWN = 4096
 #: A peer whose host is gone says nothing; these find it out within about a minute.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
@@ -161,11 +164,17 @@ class Peer:
 
     Attributes:
         buffers: the peer's named buffers, as of the last ``read``.
+        withdrawn: the remote keys that it took back, each with its buffer's name; only the last, of very many.
+        domain: which protection domain it registers its memory in, or 0 where it has not said.
+        heard: how many pieces of news there were.
     """
 
     def __init__(self, control: ControlBase) -> None:
         self.control = control
         self.buffers: dict[str, RemoteBuffer] = {}
+        self.withdrawn: dict[int, str] = {}
+        self.domain = 0
+        self.heard = 0
         self._over: VerbsError | None = None
 
     def read(self) -> VerbsError | None:
@@ -183,14 +192,26 @@ class Peer:
 
     def note(self, event: Event) -> None:
         """Take in one piece of news."""
+        self.heard += 1
         if isinstance(event, BufferAdded):
-            self.buffers[event.buffer.name] = event.buffer
+            self._forget(event.buffer.name)
+            self.withdrawn.pop(event.buffer.rkey, None)
+            self.buffers[event.buffer.name] = replace(event.buffer, domain=self.domain, owner=self.control.peer)
         elif isinstance(event, BufferWithdrawn):
-            self.buffers.pop(event.name, None)
+            self._forget(event.name)
+        elif isinstance(event, DomainNamed):
+            self.domain = event.domain
         elif isinstance(event, Refused):
             self._over = refusal(self.control.peer, event)
         else:
             self._over = PeerClosedError(f"{self.control.peer} closed the connection")
+
+    def _forget(self, name: str) -> None:
+        """Take note that a name means nothing any more, or something else."""
+        if (old := self.buffers.pop(name, None)) is not None:
+            self.withdrawn[old.rkey] = name
+            if len(self.withdrawn) > _MOST_WITHDRAWN:
+                del self.withdrawn[next(iter(self.withdrawn))]
 
     def say(self, what: Callable[[Channel], None]) -> None:
         """Queue something to say; ``control.flush`` sends it.

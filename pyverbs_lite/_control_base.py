@@ -7,19 +7,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ._args import Deadline
 from .errors import AuthenticationError, HandshakeError, HandshakeTimeout, PeerClosedError
-from .wire import BufferAdded, BufferWithdrawn, Channel, Event, GoodbyeReceived, RefuseCode, Refused
+from .wire import BufferAdded, BufferWithdrawn, Channel, DomainNamed, Event, GoodbyeReceived, RefuseCode, Refused
 
-__all__ = ["LAST_WORDS", "ControlBase", "refusal"]
+__all__ = ["LAST_WORDS", "ControlBase", "News", "refusal"]
 
 _E = TypeVar("_E", bound=Event)
 #: How much is read in one go, so that a peer that never stops talking cannot keep a caller beyond its deadline.
 MOST_CHUNKS = 16
 #: After these the peer says nothing more.
 LAST_WORDS = (GoodbyeReceived, Refused)
+
+
+#: What is told of memory.
+News: TypeAlias = DomainNamed | BufferAdded | BufferWithdrawn
 
 
 class ControlBase(ABC):
@@ -113,11 +117,16 @@ class ControlBase(ABC):
                 raise self.channel.error
             return events
 
+    @property
+    def has_news(self) -> bool:
+        """Whether events were read that nobody has taken."""
+        return bool(self._events)
+
     def _check_whole(self) -> None:
         if self._torn:
             raise PeerClosedError(f"the control connection with {self.peer} was interrupted within a message")
 
-    def expect(self, kind: type[_E], deadline: Deadline, note: Callable[[BufferAdded | BufferWithdrawn], None]) -> _E:
+    def expect(self, kind: type[_E], deadline: Deadline, note: Callable[[News], None]) -> _E:
         """Wait for an event of one kind; news of buffers on the way go to ``note``.
 
         Raises:
@@ -135,7 +144,7 @@ class ControlBase(ABC):
             self._events.extend(self._receive())
         return event
 
-    def take(self, kind: type[_E], note: Callable[[BufferAdded | BufferWithdrawn], None]) -> _E | None:
+    def take(self, kind: type[_E], note: Callable[[News], None]) -> _E | None:
         """Return an event of one kind, if it is next among those that have arrived; else as ``expect``."""
         while self._events:
             event = self._events.popleft()
@@ -143,7 +152,7 @@ class ControlBase(ABC):
                 return event
             if isinstance(event, Refused):
                 raise refusal(self.peer, event)
-            if not isinstance(event, (BufferAdded, BufferWithdrawn)):
+            if not isinstance(event, (DomainNamed, BufferAdded, BufferWithdrawn)):
                 raise PeerClosedError(f"{self.peer} closed in the middle of the handshake")
             note(event)
         return None

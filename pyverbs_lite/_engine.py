@@ -342,6 +342,7 @@ class Engine(Resource):
 
     def read_peer(self) -> None:
         """Take the peer's news."""
+        heard = self._peer.heard
         if self.failure is None and (over := self._peer.read()) is not None:
             self._c.peer_fd = -1  # it would stay readable
             if self._c.in_flight:
@@ -350,6 +351,22 @@ class Engine(Resource):
             self.fail(over)
         if self.failure is not None:
             self._c.peer_fd = -1  # it would stay readable
+        if self._peer.heard != heard:
+            lib.pvl_heard(self._c)
+
+    def take_news(self) -> None:
+        """Take the peer's news that came in while something was sent to it, of which its descriptor says no more."""
+        if self._watching and self._peer.control.has_news:
+            self.read_peer()
+
+    def await_news(self, heard: int, deadline: Deadline) -> None:
+        """Wait, for one slice of time at most, until the peer's news were taken another time than ``heard``."""
+        self._progress(lib.PVL_UNTIL_NEWS, None, heard, deadline)
+
+    @property
+    def heard(self) -> int:
+        """How often the peer's news were taken."""
+        return int(self._c.heard)
 
     def fail(self, error: VerbsError) -> None:
         """Record why the connection is over, and move the QP to ERR, which ends every request.

@@ -265,8 +265,9 @@ class Link:
         self.states.append(self.qp.state)
 
     def introduce(self, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
-        """Queue this side's record, and which buffers the peer has from the start."""
+        """Queue this side's record, its domain, and which buffers the peer has from the start."""
         self.peer.control.channel.hello(self.endpoint)
+        self.peer.control.channel.domain(self.pd.domain)
         for name, buffer in buffers.items():
             self.register(buffer, None, name, deadline)
 
@@ -324,6 +325,7 @@ class Link:
             region.name = name
             self.peer.say(lambda channel: channel.buffer(remote))
         self.peer.control.flush(deadline)
+        self.engine.take_news()
 
     def withdraw(self, name: str, region: NamedMR) -> None:
         """Tell the peer that a region goes away."""
@@ -336,6 +338,7 @@ class Link:
                     self.peer.say(lambda channel: channel.withdraw(name))
             # Without the lock: a peer that does not read holds up only who waits for it.
             self.peer.control.flush(Deadline(0.0 if self._silent else 1.0))
+            self.engine.take_news()
 
     # ------------------------------------------------------------ the end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
@@ -11,7 +11,7 @@ from ._engine import Engine
 from ._link import CELL, Link
 from ._operation import Request, TemporaryMR
 from .enums import AccessFlags, WROpcode
-from .errors import StateError, UnsupportedError
+from .errors import StaleBufferError, StateError, UnsupportedError
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
@@ -35,6 +35,8 @@ class Mover:
         self._engine: Engine = link.engine
         self._max_piece = min(link.agreed.max_rdma_size, _MAX_PIECE)
         self._read_depth = link.agreed.max_rd_atomic
+        self._domain = link.peer.domain
+        self._withdrawn = link.peer.withdrawn
 
     def _source(self, data: Memory | MR | MRSlice) -> Source:
         """Look at data to be sent or to be filled, before anything is done with them."""
@@ -63,7 +65,7 @@ class Mover:
         source = self._source(data)
         self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write")
         if len(source) > remote.length:
-            raise ValueError(f"{len(source)} bytes do not fit into {remote} of {remote.length} bytes")
+            raise ValueError(f"{len(source)} bytes do not fit into {remote}, which has {remote.length}")
         return source
 
     def _to_fill(self, into: Memory | MR | MRSlice) -> Source:
@@ -182,6 +184,20 @@ class Mover:
         if not isinstance(remote, RemoteBuffer):
             raise TypeError(f"{operation} needs a RemoteBuffer, such as conn.remote[name], not {remote!r}")
         remote.require(flag, operation)
+        if remote.domain and (remote.domain != self._domain or remote.rkey in self._withdrawn):
+            self._refuse_stale(remote, operation)
+
+    def _refuse_stale(self, remote: RemoteBuffer, operation: str) -> NoReturn:
+        if remote.domain != self._domain:
+            this = self._link.peer.control.peer
+            why = f"the connection that it came from is over, or another than this one with {this}"
+        else:
+            why = f"the peer has withdrawn {self._withdrawn[remote.rkey]!r}"
+        error = StaleBufferError(
+            f"{operation}: {remote} is stale: {why}; nothing was posted, take it anew from conn.remote"
+        )
+        error.operation = operation
+        raise error
 
     def _check_read_depth(self, operation: str) -> None:
         if self._read_depth == 0:

@@ -8,12 +8,15 @@ from ipaddress import IPv6Address
 
 from typing_extensions import Self
 
+from ._args import Deadline
 from ._link import Link
 from ._operation import Arrival
+from ._settings import check_name
 from .enums import GIDType, LinkLayer, QPState, WCOpcode
+from .errors import ClosedError, HandshakeError, WaitTimeout
 from .remote import RemoteBuffer
 
-__all__ = ["ConnectionInfo", "Message", "RemoteBuffers"]
+__all__ = ["ConnectionInfo", "Message", "RemoteBuffers", "RemoteNames"]
 
 
 class Message(bytes):
@@ -98,31 +101,44 @@ class ConnectionInfo:
         )
 
 
-class RemoteBuffers(Mapping[str, RemoteBuffer]):
-    """The peer's named buffers, current at each look.
-
-    Raises:
-        KeyError: the peer has no buffer of that name; the text lists those that it has.
-        PeerClosedError, ClosedError: the connection is over, and with it every buffer.
-    """
+class RemoteNames(Mapping[str, RemoteBuffer]):
+    """The peer's named buffers, without the waiting for them, which threads and event loops do differently."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def _now(self) -> dict[str, RemoteBuffer]:
+    def _now(self, operation: str = "conn.remote") -> dict[str, RemoteBuffer]:
         engine = self._link.engine
         engine.read_peer()
         if engine.failure is not None:
-            engine.refuse_late("conn.remote")
+            engine.refuse_late(operation)
         return self._link.peer.buffers
+
+    def _listed(self) -> str:
+        return ", ".join(map(repr, sorted(self._link.peer.buffers))) or "none"
+
+    def _find(self, name: str) -> RemoteBuffer | None:
+        """Return a buffer that is waited for, if it is there.
+
+        Raises:
+            PeerClosedError, ClosedError: it is not, and will not be.
+        """
+        try:
+            return self._now("conn.remote.wait").get(name)
+        except (HandshakeError, ClosedError) as error:
+            error.args = (f"{error}; no buffer {name!r} was named before that, but: {self._listed()}",)
+            raise
+
+    def _too_late(self, name: str, deadline: Deadline) -> WaitTimeout:
+        text = f"the peer has named no buffer {name!r} within {deadline.seconds} s; it has {self._listed()}"
+        return WaitTimeout(text, "conn.remote.wait")
 
     def __getitem__(self, name: str) -> RemoteBuffer:
         buffers = self._now()
         try:
             return buffers[name]
         except KeyError:
-            listed = ", ".join(map(repr, sorted(buffers))) or "none"
-            raise KeyError(f"the peer has no buffer named {name!r}; it has {listed}") from None
+            raise KeyError(f"the peer has no buffer named {name!r}; it has {self._listed()}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._now()))
@@ -131,4 +147,31 @@ class RemoteBuffers(Mapping[str, RemoteBuffer]):
         return len(self._now())
 
     def __repr__(self) -> str:
-        return f"<buffers of {self._link.peer.control.peer}: {', '.join(map(repr, self._link.peer.buffers)) or 'none'}>"
+        return f"<buffers of {self._link.peer.control.peer}: {self._listed()}>"
+
+
+class RemoteBuffers(RemoteNames):
+    """The peer's named buffers, current at each look.
+
+    Raises:
+        KeyError: the peer has no buffer of that name; the text lists those that it has.
+        PeerClosedError, ClosedError: the connection is over, and with it every buffer.
+    """
+
+    def wait(self, name: str, timeout: float | None = None) -> RemoteBuffer:
+        """Return a buffer as soon as the peer has named it, which it may have done long ago.
+
+        Raises:
+            TypeError, ValueError: it cannot be a buffer's name.
+            WaitTimeout: the peer has not named it within ``timeout`` seconds; the text lists what it has named.
+            PeerClosedError, ClosedError: the connection is over.
+        """
+        check_name(name)
+        deadline, engine = Deadline(timeout), self._link.engine
+        while True:
+            heard = engine.heard  # before the look: what comes after it ends the wait
+            if (found := self._find(name)) is not None:
+                return found
+            if deadline.expired:
+                raise self._too_late(name, deadline)
+            engine.await_news(heard, deadline)

@@ -13,6 +13,7 @@
     │  ├─ InvalidTransition           .current .target
     │  ├─ AttributeMaskError          .missing .extra
     │  ├─ BusyError                   something that is still in use
+    │  ├─ StaleBufferError            a RemoteBuffer of another connection, or withdrawn by the peer
     │  └─ ClosedError
     ├─ CompletionError (OSError)      .status .wr_id .vendor_err .qp_num; one subclass per status that users meet
     ├─ WaitTimeout (TimeoutError)     says whether the transfer may still complete
@@ -67,6 +68,7 @@ __all__ = [
     "RetryExceededError",
     "RnrRetryExceededError",
     "RouteError",
+    "StaleBufferError",
     "StateError",
     "UnsupportedError",
     "VerbsError",
@@ -150,6 +152,10 @@ class GIDError(VerbsError, LookupError):
 
 class StateError(VerbsError, RuntimeError):
     """The call does not fit the object's state: the caller's mistake, found before the verb was called."""
+
+
+class StaleBufferError(StateError):
+    """A ``RemoteBuffer`` that is good no more: of another connection than this one, or withdrawn by its owner."""
 
 
 class InvalidTransition(StateError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
@@ -33,6 +34,12 @@ class PD(PDFactories):
         self.context = context
         handle = check_ptr("ibv_alloc_pd", lib.ibv_alloc_pd(context._handle))
         self._own(handle, dealloc_pd, context, label=f"PD of {context.name}")
+
+    @property
+    def domain(self) -> int:
+        """64 random bits, never 0, that tell this protection domain from every other; a ``RemoteBuffer`` has them."""
+        found: int = self.__dict__.setdefault("_domain", int.from_bytes(os.urandom(8), "big") or 1)
+        return found
 
     def reg_mr(self, buffer: Memory, access: AccessFlags | None = None) -> MR:
         """Register a buffer's own memory, which then cannot move until the region is closed.

@@ -52,10 +52,11 @@ def checked_int(value: object, low: int, high: int, what: str, why: str = "") ->
     return number
 
 
-def slice_range(key: object, length: int, what: str) -> tuple[int, int]:
+def slice_range(key: object, length: int, what: object) -> tuple[int, int]:
     """Return ``(start, stop)`` of a slice over ``length`` bytes; never clamps.
 
-    Negative bounds count from the end, as everywhere in Python. ``what`` is the subject of the error texts.
+    Negative bounds count from the end, as everywhere in Python. ``what`` is the subject of the error texts, and is
+    looked at only for those.
 
     Raises:
         TypeError: not a slice, or a bound is no integer.
@@ -68,17 +69,22 @@ def slice_range(key: object, length: int, what: str) -> tuple[int, int]:
         raise TypeError(f"{what} takes ranges only, {hint}; not [{key!r}]")
     if key.step is not None and _integer(key.step, f"{what}: the step of a range") != 1:
         raise ValueError(f"{what}: a range is contiguous, so its step must be 1, not {key.step}")
-    shown = ":".join("" if bound is None else str(bound) for bound in (key.start, key.stop))
     ends = []
     for bound, default in ((key.start, 0), (key.stop, length)):
-        end = default if bound is None else _integer(bound, f"{what}: the bound of a range")
+        if bound is None:
+            end = default
+        else:
+            end = bound if type(bound) is int else _integer(bound, f"{what}: the bound of a range")
         ends.append(end + length if end < 0 else end)
     start, stop = ends
-    if not (0 <= start <= length and 0 <= stop <= length):
-        raise IndexError(f"{what} of {length} bytes: range {shown} is outside")
-    if stop < start:
-        raise ValueError(f"{what} of {length} bytes: range {shown} ends before it starts")
-    return start, stop
+    if 0 <= start <= stop <= length:
+        return start, stop
+    shown = f"{what} ({length} bytes): range " + ":".join(
+        "" if end is None else str(end) for end in (key.start, key.stop)
+    )
+    if 0 <= stop < start <= length:
+        raise ValueError(f"{shown} ends before it starts")
+    raise IndexError(f"{shown} is outside")
 
 
 class Advertisable(Protocol):
@@ -111,6 +117,9 @@ class RemoteBuffer:
         access: the remote accesses the owner allows, or None where that is not known. Local flags are dropped.
         offset, extent: where in the named buffer this range starts, and the size of that whole buffer: for error
             texts, and not compared.
+        domain: the ``PD.domain`` of its owner, or 0 where that is not known. Those of ``conn.remote`` have one, and
+            only a connection to that domain takes them.
+        owner: the peer's address, for error texts, and not compared.
 
     Raises:
         TypeError: a number is no integer (a bool or a float is none), or the name or the access has a wrong type.
@@ -125,10 +134,13 @@ class RemoteBuffer:
     access: AccessFlags | None = None
     offset: int = field(default=0, compare=False, kw_only=True)
     extent: int = field(default=-1, compare=False, kw_only=True)
+    domain: int = field(default=0, kw_only=True)
+    owner: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise TypeError(f"name must be a str, not {type(self.name).__name__}")
+        for text in ("name", "owner"):
+            if not isinstance(value := getattr(self, text), str):
+                raise TypeError(f"{text} must be a str, not {type(value).__name__}")
         if not isinstance(self.access, AccessFlags | None):
             raise TypeError(f"access must be AccessFlags or None (not known), not {self.access!r}")
         addr = checked_int(self.addr, 0, _SPACE - 1, "addr", "an address has 64 bits")
@@ -141,6 +153,7 @@ class RemoteBuffer:
             "rkey": checked_int(self.rkey, 0, (1 << 32) - 1, "rkey", "an rkey has 32 bits"),
             "length": length,
             "offset": offset,
+            "domain": checked_int(self.domain, 0, _SPACE - 1, "domain", "64 bits"),
             "extent": checked_int(whole, offset + length, _SPACE - addr + offset, "extent"),
             "access": None if self.access is None else self.access & _REMOTE_MASK,
         }
@@ -156,16 +169,19 @@ class RemoteBuffer:
         return self.length
 
     def __getitem__(self, key: slice) -> Self:
-        start, stop = slice_range(key, self.length, str(self))
-        return type(self)(
-            self.addr + start,
-            self.rkey,
-            stop - start,
-            self.name,
-            self.access,
-            offset=self.offset + start,
-            extent=self.extent,
-        )
+        start, stop = slice_range(key, self.length, self)
+        part = object.__new__(type(self))  # every field is right, as this one's are: no need to look again
+        put = object.__setattr__
+        put(part, "addr", self.addr + start)
+        put(part, "rkey", self.rkey)
+        put(part, "length", stop - start)
+        put(part, "name", self.name)
+        put(part, "access", self.access)
+        put(part, "offset", self.offset + start)
+        put(part, "extent", self.extent)
+        put(part, "domain", self.domain)
+        put(part, "owner", self.owner)
+        return part
 
     def require(self, flag: AccessFlags, operation: str) -> None:
         """Refuse an operation that the owner does not allow; passes where the access is not known.
@@ -186,11 +202,11 @@ class RemoteBuffer:
         raise error
 
     def __str__(self) -> str:
-        """Name the buffer as error texts do: ``buffer 'kv'``, or ``buffer 'kv'[16:32]`` for a part of it."""
-        base = f"buffer {self.name!r}" if self.name else f"remote buffer {self.addr - self.offset:#x}"
-        if self.length == self.extent:
-            return base
-        return f"{base}[{self.offset}:{self.offset + self.length}]"
+        """Name it as error texts do: ``buffer 'kv'[16:32] at 192.0.2.1 port 18515``, as far as all that is known."""
+        text = f"buffer {self.name!r}" if self.name else f"remote buffer {self.addr - self.offset:#x}"
+        if self.length != self.extent:
+            text += f"[{self.offset}:{self.offset + self.length}]"
+        return f"{text} at {self.owner}" if self.owner else text
 
     def __repr__(self) -> str:
         extra = f", name={self.name!r}" if self.name else ""
@@ -201,7 +217,17 @@ class RemoteBuffer:
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         # Through the constructor under every protocol, so that a forged pickle is range-checked like anything else.
         access = None if self.access is None else int(self.access)
-        fields = (self.addr, self.rkey, self.length, self.name, access, self.offset, self.extent)
+        fields = (
+            self.addr,
+            self.rkey,
+            self.length,
+            self.name,
+            access,
+            self.offset,
+            self.extent,
+            self.domain,
+            self.owner,
+        )
         return _rebuild, (type(self), *fields)
 
 
@@ -214,9 +240,11 @@ def _rebuild(
     access: int | None,
     offset: int,
     extent: int,
+    domain: int,
+    owner: str,
 ) -> RemoteBuffer:
     allowed = None if access is None else AccessFlags(access)
-    return cls(addr, rkey, length, name, allowed, offset=offset, extent=extent)
+    return cls(addr, rkey, length, name, allowed, offset=offset, extent=extent, domain=domain, owner=owner)
 
 
 def _names(flags: AccessFlags) -> str:

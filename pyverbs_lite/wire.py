@@ -32,6 +32,7 @@ __all__ = [
     "BufferAdded",
     "BufferWithdrawn",
     "Channel",
+    "DomainNamed",
     "Event",
     "GoodbyeReceived",
     "HelloReceived",
@@ -61,6 +62,11 @@ class FrameType(IntEnum):
     WITHDRAW = 4
     GOODBYE = 5
     REFUSE = 6
+    DOMAIN = 9
+
+
+#: What a peer that does not know it can do without.
+_EXTRAS = (FrameType.DOMAIN,)
 
 
 class RefuseCode(IntEnum):
@@ -87,10 +93,11 @@ LAYOUTS = {
     ),
     "BUFFER": "Q:addr Q:length I:rkey I:access",
     "REFUSE": "H:code",
+    "DOMAIN": "Q:domain",
 }
 _FIELDS = {layout: re.findall(r":(\w+)", text) for layout, text in LAYOUTS.items()}
 _STRUCTS = {layout: struct.Struct("!" + re.sub(r":\w+", "", text)) for layout, text in LAYOUTS.items()}
-_PREFACE, _HEADER, _HELLO, _BUFFER, _REFUSE = _STRUCTS.values()
+_PREFACE, _HEADER, _HELLO, _BUFFER, _REFUSE, _DOMAIN = _STRUCTS.values()
 
 
 def preface(version: int = VERSION, min_version: int = MIN_VERSION) -> bytes:
@@ -100,7 +107,7 @@ def preface(version: int = VERSION, min_version: int = MIN_VERSION) -> bytes:
 
 def frame_header(kind: FrameType, length: int) -> bytes:
     """Return what a frame starts with."""
-    return _HEADER.pack(kind, 0, 0, length)
+    return _HEADER.pack(kind, MAY_IGNORE if kind in _EXTRAS else 0, 0, length)
 
 
 def _unpack(layout: str, payload: bytes | bytearray) -> dict[str, Any]:
@@ -119,6 +126,13 @@ class HelloReceived:
     """The peer's QP and what it can do."""
 
     endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DomainNamed:
+    """Which protection domain the peer registers its memory in: an identity, and nothing of the device's."""
+
+    domain: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +167,9 @@ class Refused:
     reason: str
 
 
-Event: TypeAlias = HelloReceived | BufferAdded | BufferWithdrawn | ReadyReceived | GoodbyeReceived | Refused
+Event: TypeAlias = (
+    HelloReceived | DomainNamed | BufferAdded | BufferWithdrawn | ReadyReceived | GoodbyeReceived | Refused
+)
 
 
 def _pack_endpoint(endpoint: Endpoint) -> bytes:
@@ -191,6 +207,10 @@ def _unpack_buffer(payload: bytes) -> BufferAdded:
     flags = [flag for flag, bit in _ACCESS.items() if bits & bit]
     record["access"] = reduce(operator.or_, flags) if flags else None
     return BufferAdded(RemoteBuffer(**record, name=_text("name", payload[_BUFFER.size :])))
+
+
+def _unpack_domain(payload: bytes) -> DomainNamed:
+    return DomainNamed(checked_int(_unpack("DOMAIN", payload)["domain"], 1, 2**64 - 1, "domain", "0 is no domain"))
 
 
 def _unpack_withdraw(payload: bytes) -> BufferWithdrawn:
@@ -246,6 +266,7 @@ _FRAMES: dict[int, _Frame] = {
     FrameType.WITHDRAW: _Frame(1, MAX_NAME, _OPEN, _unpack_withdraw),
     FrameType.GOODBYE: _Frame(0, 0, _CLOSING, lambda _: GoodbyeReceived()),
     FrameType.REFUSE: _Frame(_REFUSE.size, _REFUSE.size + MAX_REASON, _REFUSING, unpack_refusal),
+    FrameType.DOMAIN: _Frame(_DOMAIN.size, _DOMAIN.size, {_Phase.GREETED: _Phase.GREETED}, _unpack_domain),
 }
 
 
@@ -256,6 +277,7 @@ class _Side:
         self.who = who
         self.error = error
         self.phase = _Phase.START
+        self.domain = 0
         self.names: set[str] = set()
 
     def check_order(self, kind: int) -> None:
@@ -271,6 +293,10 @@ class _Side:
     def step(self, kind: int, event: Event) -> None:
         self.check_order(kind)
         match event:
+            case DomainNamed(domain):
+                if self.domain or self.names:
+                    raise self.error(f"{self.who} sent DOMAIN again, or after a BUFFER")
+                self.domain = domain
             case BufferAdded(buffer):
                 if len(self.names) == MAX_BUFFERS and buffer.name not in self.names:
                     raise self.error(f"{self.who} named more than {MAX_BUFFERS} buffers")
@@ -337,6 +363,10 @@ class Channel:
     def ready(self) -> None:
         """Queue that this side's QP is in RTS and its receives are posted."""
         self._say(FrameType.READY, ReadyReceived())
+
+    def domain(self, domain: int) -> None:
+        """Queue which protection domain this side registers its memory in, before the first buffer: 64 bits, not 0."""
+        self._say(FrameType.DOMAIN, DomainNamed(domain), _DOMAIN.pack(domain))
 
     def buffer(self, buffer: RemoteBuffer) -> None:
         """Queue a named buffer that the peer may use; a name used before is replaced.

@@ -45,6 +45,7 @@ TREE = {
     "AttributeMaskError": ("StateError", RuntimeError),
     "BusyError": ("StateError", RuntimeError),
     "ClosedError": ("StateError", RuntimeError),
+    "StaleBufferError": ("StateError", RuntimeError),
     "CompletionError": ("VerbsError", OSError),
     "WaitTimeout": ("VerbsError", TimeoutError),
     "HandshakeError": ("VerbsError", ConnectionError),

@@ -111,6 +111,7 @@ LAYERS = {
     "connection": 4,
     "listener": 4,
     "_aio_connection": 5,
+    "_aio_remote": 5,
     "_aio_run": 5,
     "_aio_thread": 5,
     "_aio_watch": 5,

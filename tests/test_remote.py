@@ -19,6 +19,7 @@ from pyverbs_lite.remote import RemoteBuffer, checked_int, slice_range
 
 READ, WRITE, ATOMIC = AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC
 KV = RemoteBuffer(0x0102030405060708, 0xA1B2C3D4, 4096, "kv", READ)
+THEIRS = replace(KV, domain=0xD1D2D3D4D5D6D7D8, owner="192.0.2.1 port 7")
 LEFT = Endpoint(
     qp_num=0x00ABCDEF,
     psn=0x00FEDCBA,
@@ -67,15 +68,13 @@ def test_a_remote_buffer_is_a_plain_value():
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("buffer", [KV, KV[100:200], RemoteBuffer(0, 0, (1 << 64) - 1)], ids=str)
+@pytest.mark.parametrize("buffer", [KV, KV[100:200], THEIRS, THEIRS[7:8], RemoteBuffer(0, 0, (1 << 64) - 1)], ids=str)
 def test_it_pickles_under_every_protocol(buffer, protocol):
     again = pickle.loads(pickle.dumps(buffer, protocol))
     assert again == buffer
-    assert (again.offset, again.extent, type(again.access)) == (
-        buffer.offset,
-        buffer.extent,
-        type(buffer.access),
-    )
+    for name in ("offset", "extent", "domain", "owner"):
+        assert getattr(again, name) == getattr(buffer, name)
+    assert type(again.access) is type(buffer.access)
     assert copy.copy(buffer) == copy.deepcopy(buffer) == buffer
 
 
@@ -129,6 +128,12 @@ def test_numpy_integers_become_plain_ones():
 def test_name_access_and_place_are_checked():
     with pytest.raises(TypeError, match="name must be a str, not bytes"):
         RemoteBuffer(0, 1, 1, b"kv")
+    with pytest.raises(TypeError, match="owner must be a str, not NoneType"):
+        RemoteBuffer(0, 1, 1, owner=None)
+    with pytest.raises(ValueError, match="domain is 18446744073709551616"):
+        RemoteBuffer(0, 1, 1, domain=1 << 64)
+    with pytest.raises(TypeError, match="domain must be an integer"):
+        RemoteBuffer(0, 1, 1, domain=None)
     with pytest.raises(TypeError, match="access must be AccessFlags or None"):
         RemoteBuffer(0, 1, 1, "kv", 4)
     with pytest.raises(ValueError, match=r"offset is 9, outside 0\.\.8"):
@@ -157,6 +162,10 @@ def test_texts():
     assert str(KV) == "buffer 'kv'"
     assert str(KV[16:][16:32]) == "buffer 'kv'[32:48]"
     assert str(RemoteBuffer(0x7000, 1, 16)[4:8]) == "remote buffer 0x7000[4:8]"
+    assert str(THEIRS) == "buffer 'kv' at 192.0.2.1 port 7"
+    assert str(THEIRS[4:9]) == "buffer 'kv'[4:9] at 192.0.2.1 port 7"
+    with pytest.raises(IndexError, match=r"^buffer 'kv'\[4:9\] at 192.0.2.1 port 7 \(5 bytes\): range 1:6 is outside$"):
+        THEIRS[4:9][1:6]
     assert (
         repr(KV) == "RemoteBuffer(addr=0x102030405060708, rkey=0xa1b2c3d4, length=4096, name='kv', access=REMOTE_READ)"
     )
@@ -175,13 +184,33 @@ def test_ranges_are_pythons_wherever_nothing_is_clamped(length):
         inside = all(bound is None or -length <= bound <= length for bound in (start, stop))
         first, last, _ = slice(start, stop).indices(length)
         if not inside:
-            with pytest.raises(IndexError, match=rf"^it of {length} bytes: range .*:.* is outside$"):
+            with pytest.raises(IndexError, match=rf"^it \({length} bytes\): range .*:.* is outside$"):
                 slice_range(slice(start, stop), length, "it")
         elif last < first:
             with pytest.raises(ValueError, match="ends before it starts"):
                 slice_range(slice(start, stop), length, "it")
         else:
             assert slice_range(slice(start, stop), length, "it") == (first, last)
+
+
+def test_the_same_numbers_in_another_domain_are_another_buffer():
+    assert replace(THEIRS, domain=1) != THEIRS != KV
+    assert replace(THEIRS, owner="elsewhere") == THEIRS
+    part = THEIRS[5:6]
+    assert (part.domain, part.owner) == (THEIRS.domain, THEIRS.owner)
+
+
+def test_a_slice_is_as_good_as_one_made_from_its_numbers():
+    class Mine(RemoteBuffer):
+        __slots__ = ()
+
+    whole = Mine(*(getattr(KV, name) for name in ("addr", "rkey", "length", "name", "access")), domain=9, owner="x")
+    part = whole[1000:2000][5:]
+    assert type(part) is Mine
+    made = Mine(KV.addr + 1005, KV.rkey, 995, "kv", READ, offset=1005, extent=4096, domain=9, owner="x")
+    assert [getattr(part, name) for name in RemoteBuffer.__slots__] == [
+        getattr(made, name) for name in RemoteBuffer.__slots__
+    ]
 
 
 def test_a_slice_remembers_where_it_lies():
@@ -195,14 +224,14 @@ def test_a_slice_remembers_where_it_lies():
 @pytest.mark.parametrize(
     ("take", "error", "text"),
     [
-        (lambda b: b[4000:5000], IndexError, "buffer 'kv' of 4096 bytes: range 4000:5000 is outside"),
-        (lambda b: b[-5000:], IndexError, "buffer 'kv' of 4096 bytes: range -5000: is outside"),
+        (lambda b: b[4000:5000], IndexError, "buffer 'kv' (4096 bytes): range 4000:5000 is outside"),
+        (lambda b: b[-5000:], IndexError, "buffer 'kv' (4096 bytes): range -5000: is outside"),
         (
             lambda b: b[8:16][4:12],
             IndexError,
-            "buffer 'kv'[8:16] of 8 bytes: range 4:12 is outside",
+            "buffer 'kv'[8:16] (8 bytes): range 4:12 is outside",
         ),
-        (lambda b: b[9:8], ValueError, "buffer 'kv' of 4096 bytes: range 9:8 ends before it starts"),
+        (lambda b: b[9:8], ValueError, "buffer 'kv' (4096 bytes): range 9:8 ends before it starts"),
         (lambda b: b[::2], ValueError, "buffer 'kv': a range is contiguous, so its step must be 1, not 2"),
         (lambda b: b[::-1], ValueError, "its step must be 1, not -1"),
         (lambda b: b[5], TypeError, "buffer 'kv' takes ranges only, one byte is [5:6]; not [5]"),

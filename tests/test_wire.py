@@ -23,6 +23,7 @@ from pyverbs_lite.wire import (
     BufferAdded,
     BufferWithdrawn,
     Channel,
+    DomainNamed,
     GoodbyeReceived,
     HelloReceived,
     ReadyReceived,
@@ -63,6 +64,7 @@ HELLO_PAYLOAD = bytes.fromhex(
     "00000506"  # recv_depth
     "80000000"  # max_msg_sz
 )
+DOMAIN_PAYLOAD = bytes.fromhex("d1d2d3d4d5d6d7d8")
 BUFFER_PAYLOAD = bytes.fromhex("0102030405060708 1112131415161718 a1b2c3d4 00000001") + b"kv"
 
 
@@ -82,6 +84,7 @@ HELLO = PREFACE_BYTES + frame(1, HELLO_PAYLOAD)
 TALK = b"".join(
     [
         HELLO,
+        frame(9, DOMAIN_PAYLOAD, flags=1),
         frame(3, BUFFER_PAYLOAD),
         frame(200, b"from a later version", flags=1),
         frame(2),
@@ -92,6 +95,7 @@ TALK = b"".join(
 )
 EVENTS = [
     HelloReceived(ENDPOINT),
+    DomainNamed(0xD1D2D3D4D5D6D7D8),
     BufferAdded(KV),
     ReadyReceived(),
     BufferWithdrawn("kv"),
@@ -185,6 +189,8 @@ def test_the_bytes_are_the_documented_ones():
     assert channel.data_to_send() == b""
     channel.hello(ENDPOINT)
     assert channel.data_to_send() == HELLO
+    channel.domain(0xD1D2D3D4D5D6D7D8)
+    assert channel.data_to_send() == frame(9, DOMAIN_PAYLOAD, flags=1)
     channel.buffer(KV)
     channel.ready()
     assert channel.data_to_send() == frame(3, BUFFER_PAYLOAD) + frame(2)
@@ -399,6 +405,8 @@ def test_a_buffer_outside_its_ranges_is_refused(payload, text):
         (frame(0), "frame of type 0: type 0 is unknown"),
         (frame(2, flags=2), "READY: flags is 2, outside 0..1"),
         (b"\x02\x00\x00\x01\x00\x00\x00\x00", "frame: reserved is 1, outside 0..0"),
+        (frame(9, bytes(8)), "DOMAIN: domain is 0, outside 1..18446744073709551615"),
+        (frame(9, bytes(7)), "DOMAIN: length is 7, outside 8..8"),
         (frame(4, b""), "WITHDRAW: length is 0, outside 1..255"),
         (frame(4, b"\xc0"), "WITHDRAW: name is b'\\xc0', which is not UTF-8"),
         (frame(6, b"\x00"), "REFUSE: length is 1, outside 2..1026"),
@@ -417,6 +425,9 @@ def test_a_bad_frame_is_refused_at_its_header(data, text):
         (PREFACE_BYTES + frame(2), "the peer sent READY before HELLO, where HELLO or REFUSE may come"),
         (PREFACE_BYTES + frame(200, flags=1), "the peer sent a frame of type 200 before HELLO"),
         (HELLO + frame(1, HELLO_PAYLOAD), "the peer sent HELLO after HELLO, where READY or BUFFER or"),
+        (HELLO + 2 * frame(9, DOMAIN_PAYLOAD), "the peer sent DOMAIN again, or after a BUFFER"),
+        (HELLO + frame(3, BUFFER_PAYLOAD) + frame(9, DOMAIN_PAYLOAD), "the peer sent DOMAIN again, or after a BUFFER"),
+        (HELLO + frame(2) + frame(9, DOMAIN_PAYLOAD), "the peer sent DOMAIN after READY, where BUFFER or"),
         (HELLO + frame(2) + frame(2), "the peer sent READY after READY, where BUFFER or"),
         (HELLO + frame(4, b"kv"), "the peer withdrew 'kv', and no buffer has that name"),
     ],

@@ -28,6 +28,7 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_UNTIL_SLOT ...
 #define PVL_UNTIL_IDLE ...
 #define PVL_UNTIL_SENT ...
+#define PVL_UNTIL_NEWS ...
 #define PVL_UNTIL_CREDIT ...
 #define PVL_UNTIL_CONTROL ...
 #define PVL_WR_CONTROL ...
@@ -89,6 +90,7 @@ struct pvl_engine {
     struct pvl_framing framing;
     int polling;
     int over;
+    uint32_t heard;
     int peer_fd;
     uint32_t send_slots;
     uint32_t in_flight;
@@ -125,6 +127,7 @@ int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, 
 int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
              uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, uint64_t argument,
              uint64_t swap, int64_t spin_ns, int64_t timeout_ns);
+void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);
 uint64_t pvl_list_check(const struct pvl_list *list);

@@ -30,6 +30,7 @@
 #define PVL_UNTIL_CREDIT 4  /* a slot is free, and the peer has a receive: for a message, or if `few` for control bytes */
 #define PVL_UNTIL_CONTROL 5 /* control bytes have arrived, or nothing can any more */
 #define PVL_UNTIL_SENT 6    /* nothing is in flight but receives */
+#define PVL_UNTIL_NEWS 7    /* the peer's news have been taken other than `few` times, or no more can come */
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
 struct pvl_op {
@@ -69,6 +70,7 @@ struct pvl_engine {
     int registering;     /* how many threads are in pvl_register() */
     int stopped;         /* no thread may touch the QP, the CQ and the PD any more */
     int over;            /* the QP is in ERR: receives are not posted again */
+    uint32_t heard;      /* how often Python has taken news of the peer */
 
     struct ibv_qp *qp;
     struct ibv_cq *cq;
@@ -282,6 +284,8 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
         return engine->framing.control_arrived != engine->framing.control_taken || engine->recv_posted == 0;
     case PVL_UNTIL_SENT:
         return engine->in_flight == 0;
+    case PVL_UNTIL_NEWS:
+        return engine->heard != few || engine->over || engine->cause;
     default:
         return engine->in_flight == 0 && engine->recv_posted == 0;
     }
@@ -457,6 +461,16 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
     if (timeout_ns > 0)
         pvl_progress(engine, PVL_UNTIL_FEW, op, 0, spin_ns, timeout_ns);
     return 0;
+}
+
+/* The peer's news were taken: let those look who wait for some. */
+static void pvl_heard(struct pvl_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->heard++;
+    pvl_poke(engine);
+    pthread_cond_broadcast(&engine->news);
+    pthread_mutex_unlock(&engine->lock);
 }
 
 /* Nobody waits for this operation any more: what it still fetches goes nowhere. */
