@@ -5,13 +5,12 @@ from __future__ import annotations
 import mmap
 import re
 from contextlib import suppress
-from pathlib import Path
 
 from .ffi import lib
 
 __all__ = ["huge_page_size", "map_huge", "map_pages"]
 
-_MEMINFO = Path("/proc/meminfo")
+_MEMINFO = "/proc/meminfo"
 # Shared, so that a fork does not turn pinned pages into copies; populated, because pinning touches all anyway.
 _FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 
@@ -27,8 +26,8 @@ def map_pages(nbytes: int) -> mmap.mmap:
 
 def huge_page_size() -> int:
     """Return the size of the kernel's huge pages, or 0 where it has none."""
-    with suppress(OSError):
-        if match := re.search(r"^Hugepagesize:\s+(\d+) kB", _MEMINFO.read_text(), re.M):
+    with suppress(OSError), open(_MEMINFO, encoding="ascii") as file:
+        if match := re.search(r"^Hugepagesize:\s+(\d+) kB", file.read(), re.M):
             return int(match[1]) * 1024
     return 0
 
