@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
-from .ffi import CData, ffi
+from .ffi import ffi
 
 __all__ = ["CPUTensor", "Memory", "Pinned", "as_bytes_view"]
 
@@ -109,20 +109,24 @@ class Pinned:
     """Holds an exporter's memory in place and gives its address.
 
     While it lives, a ``bytearray`` cannot be resized and an ``mmap`` cannot be closed.
+
+    Attributes:
+        view: for anybody; whoever releases it lets nothing go.
     """
 
-    __slots__ = ("_cdata", "addr", "nbytes", "readonly", "view")
+    __slots__ = ("_held", "addr", "nbytes", "readonly", "view")
 
     def __init__(self, data: Memory, *, writable: bool = False, what: str = "buffer") -> None:
-        self.view = as_bytes_view(data, writable=writable, what=what)
-        self.nbytes = self.view.nbytes
-        self.readonly = self.view.readonly
-        self._cdata: CData = ffi.from_buffer(self.view)
-        self.addr = int(ffi.cast("uintptr_t", self._cdata))
+        # Nothing of cffi may stay on a memoryview: up to Python 3.13 the garbage collector crashes on a loop with both.
+        self._held = as_bytes_view(data, writable=writable, what=what)
+        self.view = self._held[:]
+        self.nbytes = self._held.nbytes
+        self.readonly = self._held.readonly
+        self.addr = int(ffi.cast("uintptr_t", ffi.from_buffer(self._held)))
 
     def release(self) -> None:
         """Let the exporter move or free its memory again; never fails, and safe to call again."""
-        ffi.release(self._cdata)
+        self._held.release()
         # Somebody's array over the view keeps the memory in place for as long as it lives: theirs to decide.
         with contextlib.suppress(BufferError):
             self.view.release()

@@ -266,8 +266,8 @@ class Engine(Resource):
         for op in tuple(self._live):
             if op.ended or (self.closed and not op.running):
                 op.let_go()
-                if op.notify is not None:
-                    op.notify()
+                if (notify := op.notify) is not None:  # another thread may clear it meanwhile
+                    notify()
                 self._live.discard(op)
 
     # ------------------------------------------------------------ receiving

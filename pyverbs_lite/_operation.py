@@ -110,9 +110,10 @@ class Operation:
         self.regions = regions
         self.keep = keep
         self.list: CData | None = None
-        self.fetch = None if fetch is None else ffi.from_buffer(fetch, require_writable=True)
-        if self.fetch is not None:
-            self.c.fetch = self.fetch
+        # The view and not what cffi makes of it: up to Python 3.13 the garbage collector crashes on a loop with both.
+        self.fetch = fetch
+        if fetch is not None:
+            self.c.fetch = ffi.cast("char *", ffi.from_buffer(fetch, require_writable=True))
         self.serial = next(_serials)
         self.running = True
         self.notify: Callable[[], None] | None = None

@@ -118,6 +118,7 @@ class Work(Generic[_T]):
     def _call_back(self) -> None:
         with self._lock:
             calls, self._callbacks = self._callbacks or [], None
+            self._op.notify = None  # which refers to this object
         for call in calls:
             self._call(call)
 

@@ -5,6 +5,8 @@ import ctypes
 import gc
 import importlib.util
 import mmap
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -269,6 +271,42 @@ def test_release_never_fails_and_never_pulls_memory_from_under_a_view(over):
     del mine, pinned
     gc.collect()
     data.extend(bytes(1 << 16))
+
+
+def test_somebody_who_releases_the_view_lets_nothing_go():
+    data = bytearray(b"0123456789")
+    pinned = Pinned(data)
+    with pinned.view as view:
+        assert bytes(view) == b"0123456789"
+    with pytest.raises(BufferError):
+        data.extend(bytes(1 << 16))
+    pinned.release()
+    data.extend(bytes(1 << 16))
+
+
+_LOOP = """
+import gc
+from pyverbs_lite._buffer import Pinned
+from pyverbs_lite._operation import Operation
+
+class Loop:
+    pass
+
+for _ in range(300):
+    view = memoryview(bytearray(64))
+    held = Pinned(bytearray(64)), Operation((), view)
+    loop = Loop()  # the youngest is cleared last
+    loop.me, loop.view, loop.held = loop, view, held
+    del view, held, loop
+    gc.collect(0)
+print("alive")
+"""
+
+
+def test_a_reference_loop_is_collected_without_a_crash():
+    # CPython up to 3.13 clears a memoryview in a loop although cffi still has it, and crashes when that lets go.
+    done = subprocess.run([sys.executable, "-c", _LOOP], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 def test_the_exporter_lives_as_long_as_it_is_pinned():
