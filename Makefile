@@ -11,7 +11,7 @@ SOURCES := pyproject.toml build_verbs.py $(wildcard pyverbs_lite/ffi/cdef/*.h py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types host-tests device-tests bench bench-quick packages clean
+.PHONY: help demo test lint types host-tests device-tests soak bench bench-quick packages clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -39,6 +39,9 @@ host-tests: $(VENV)/developed ## the tests that need no RDMA device
 
 device-tests: $(VENV)/developed ## the tests that need one: on this machine's, else on the soft-RoCE guest's
 	rxe/run --timeout 900 $(BIN)/python -m pytest -q -m rdma --durations=5
+
+soak: $(VENV)/developed ## 200 peers do to one server what they can, for two minutes (SOAK_SECONDS= SOAK_PEERS= SOAK_SEED=)
+	PYTHONPATH=tests rxe/run --timeout $$(($${SOAK_SECONDS:-120} + 600)) $(BIN)/python -m soak
 
 # The layers that know no device; the host's tests cover them completely, branches included.
 comma := ,

@@ -1,0 +1,183 @@
+"""A process of peers: with an event loop, or with a thread for each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import signal
+import sys
+import threading
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import pyverbs_lite as pvl
+
+from . import resources
+from .faces import PATIENCE, Aio, Blocking, drive
+from .life import Home, Living
+from .plan import Life, Settings, life_of
+from .tally import Tally, await_word, tell, tell_failure
+
+#: Seconds between two accounts of a process that may be killed at any time.
+_ACCOUNT = 0.25
+
+
+class Clients:
+    """The peers of one process.
+
+    Args:
+        first: the number of their first life.
+        server_peers: peers of the server's listener whose connections have a thread each.
+    """
+
+    def __init__(
+        self, settings: Settings, peers: list[int], ports: dict[str, int], first: int, context: pvl.Context
+    ) -> None:
+        self._settings, self.peers, self._ports, self._first = settings, peers, ports, first
+        self._context = context
+        self.tally = Tally()
+        self._keys = itertools.count(first * 1_000_003 + peers[0] * 10_000_019)
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let every peer come to its end."""
+        self._stopped.set()
+
+    def _where(self, peer: int) -> int:
+        return self._ports["threads" if peer % 6 == 0 else "aio"]
+
+    def _options(self, life: Life) -> dict[str, Any]:
+        return {**life.tuning, **({} if life.own_context else {"device": self._context})}
+
+    def _lives(self, peer: int) -> Any:
+        for number in itertools.count(self._first):
+            if self._stopped.is_set():
+                return
+            yield life_of(self._settings, peer, number)
+
+    async def _live(self, life: Life, face: Any, home: Home) -> None:
+        self.tally["connections made"] += 1
+        living = Living(life, face, home, self.tally, self._keys)
+        try:
+            await living.run(self._stopped.is_set)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):
+                self._fail(error, f"{life}, {living.step}")
+            raise
+        finally:
+            if face.conn is not None:
+                await face.close()
+
+    def _fail(self, error: BaseException, where: str) -> None:
+        self.stop()
+        tell_failure(error, where)
+
+    # ------------------------------------------------------------ one thread each
+
+    def run_peer(self, peer: int) -> None:
+        """Live one life after the other in this thread."""
+        home, life = Home(), None
+        try:
+            for life in self._lives(peer):
+                if life.connect_cut is not None:
+                    try:
+                        pvl.connect(
+                            "127.0.0.1", self._where(peer), timeout=life.connect_cut, **self._options(life)
+                        ).close()
+                    except pvl.HandshakeTimeout as error:
+                        self.tally.expected(error, "connect cut")
+                conn = pvl.connect("127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life))
+                face = Blocking(conn)
+                del conn
+                drive(self._live(life, face, home))
+        except Exception as error:
+            if not self._stopped.is_set():
+                self._fail(error, f"{life}, connecting")
+
+    def run_threads(self) -> None:
+        """Run a thread for each peer; the first has the main thread, where signals come."""
+        threads = [threading.Thread(target=self.run_peer, args=(peer,)) for peer in self.peers[1:]]
+        for thread in threads:
+            thread.start()
+        self.run_peer(self.peers[0])
+        for thread in threads:
+            thread.join()
+
+    # ------------------------------------------------------------ one loop for all
+
+    async def _run_peer(self, peer: int) -> None:
+        home, life = Home(), None
+        try:
+            for life in self._lives(peer):
+                if life.connect_cut is not None:
+                    await self._cut_connect(life)
+                conn = await pvl.aio.connect("127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life))
+                face = Aio(conn)
+                del conn
+                await self._live(life, face, home)
+        except Exception as error:
+            if not self._stopped.is_set():
+                self._fail(error, f"{life}, connecting")
+
+    async def _cut_connect(self, life: Life) -> None:
+        opening = pvl.aio.connect("127.0.0.1", self._where(life.peer), timeout=PATIENCE, **self._options(life))
+
+        async def connect() -> None:
+            await (await opening).close()
+
+        task = asyncio.ensure_future(connect())
+        await asyncio.sleep(life.connect_cut or 0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        self.tally["cut connect"] += task.cancelled()
+
+    async def run_loop(self) -> None:
+        """Run a task for each peer."""
+        await asyncio.gather(*(self._run_peer(peer) for peer in self.peers))
+
+
+def main(seed: int, seconds: float, peers: int, kind: str, ids: list[int], ports: dict[str, int], first: int) -> None:
+    """Run one process of peers until told to stop, and give everything back."""
+    warnings.simplefilter("ignore", ResourceWarning)  # some connections are dropped on purpose
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    before = resources.of_process()
+    settings = Settings(seed, seconds, peers)
+    with pvl.open_device() as context:
+        clients = Clients(settings, ids, ports, first, context)
+
+        def obey() -> None:
+            await_word("stop")
+            clients.stop()
+
+        listening = threading.Thread(target=obey)
+        listening.start()
+
+        def account() -> None:
+            while not ended.wait(_ACCOUNT):
+                tell("tally", counts=clients.tally)
+
+        ended = threading.Event()
+        if kind == "mortal":
+            threading.Thread(target=account, daemon=True).start()
+        tell("begun")
+        if kind == "threads":
+            clients.run_threads()
+        else:
+            asyncio.run(clients.run_loop())
+        ended.set()
+        tell("ended")
+        listening.join()
+    if left := resources.settled(before, resources.of_process):
+        tell("failure", where=f"the end of {kind} peers {ids}", trace=f"not as before: {left}")
+    tell("tally", counts=clients.tally)
+    tell("idle")
+    await_word("leave")
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    main(**json.loads(sys.argv[1]))
