@@ -151,10 +151,10 @@ class Runner:
         op, engine = work._op, self._engine
         try:
             await self._watch.ended(op, deadline)
-        finally:
+            if not op.ended:
+                if self._watch.closed:
+                    raise ClosedError(f"{work.operation}: this connection was closed")
+                engine.finish(op, work.operation, deadline if deadline.expired else Deadline(0))
+        finally:  # not before the last look, which may find that it has just ended
             if not (engine.closed or op.ended):
                 lib.pvl_abandon(engine._c, op.c)  # what it still fetches goes nowhere
-        if not op.ended:
-            if self._watch.closed:
-                raise ClosedError(f"{work.operation}: this connection was closed")
-            engine.finish(op, work.operation, deadline if deadline.expired else Deadline(0))

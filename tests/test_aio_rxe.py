@@ -433,6 +433,19 @@ class TestTimeouts:
 
         run(main())
 
+    def test_what_ends_at_the_last_look_is_whole(self, run):
+        async def main():
+            async with connected({"buffers": {"far": bytearray(b"asymmetric")}}) as (left, _):
+                remote = left.remote["far"]
+
+                async def ended(*_: object) -> None:  # out of time; and then, before the last look, it ends
+                    time.sleep(0.05)
+
+                left._watch.ended = ended
+                assert await left.read(remote[1:8], timeout=0.01) == b"symmetr"
+
+        run(main())
+
     def test_a_place_in_the_queue(self, run):
         async def main():
             async with connected({"buffers": {"far": bytearray(90)}}, {"send_depth": 2, "ack_timeout_exp": 20}) as (
