@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from ipaddress import IPv6Address
 
 from . import gid
+from ._arena import arena
 from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
 from ._control import Peer
@@ -177,13 +178,12 @@ class Link:
 
     def _alloc(self, what: str, count: int, size: int, access: AccessFlags) -> MR:
         try:
-            return self.pd.alloc(count * size, access)
-        except VerbsOSError:
-            raise
+            memory = arena(count * size)
         except (OSError, OverflowError) as error:
             raise VerbsOSError(
                 errno.ENOMEM, "mmap", f"{what} of this connection come to {count} × {size} bytes"
             ) from error
+        return self.pd.reg_mr(memory, access)
 
     def _create_qp(self, init: QPInitAttr) -> QP:
         try:

@@ -31,11 +31,13 @@ _serials = itertools.count()
 #: How many forks lie between the first process and this one: cheaper to compare at each use than a process id, which
 #: is a system call.
 _forks = 0
+_pid = os.getpid()
 
 
 def _count_fork() -> None:
-    global _forks
+    global _forks, _pid
     _forks += 1
+    _pid = os.getpid()
 
 
 os.register_at_fork(after_in_child=_count_fork)
@@ -61,7 +63,7 @@ class _Handle:
             parent.children.add(self)
         self.dropped = False
         self.label = label
-        self.pid = os.getpid()
+        self.pid = _pid
         self.forks = _forks
         # Reentrant, with a flag, because a signal handler may close what it interrupted the closing of.
         self.lock = threading.RLock()

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
@@ -199,16 +200,17 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
         room = sum(self._port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1))
         rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
         found = check_neg("ibv_query_gid_table", lib.ibv_query_gid_table(self._handle, rows, room, 0))
+        own = [row for row in (rows[i] for i in range(found)) if row.port_num == port_num]
+        netdevs = {index: _netdev_name(index) for index in {row.ndev_ifindex for row in own}}
         return [
             GidEntry(
                 row.gid_index,
-                parse_gid(bytes(row.gid.raw)),
+                IPv6Address(bytes(row.gid.raw)),
                 known(GIDType, row.gid_type),
                 row.ndev_ifindex,
-                _netdev_name(row.ndev_ifindex),
+                netdevs[row.ndev_ifindex],
             )
-            for row in (rows[i] for i in range(found))
-            if row.port_num == port_num
+            for row in own
         ]
 
     def query_pkey(self, port_num: int, index: int) -> int:

@@ -17,6 +17,7 @@ LAYERS = {
     "errors": 0,
     "ffi": 0,
     "_homes": 0,
+    "_arena": 1,
     "_args": 1,
     "_buddy": 1,
     "_buffer": 1,
