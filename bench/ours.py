@@ -61,11 +61,11 @@ def _lists(floor: Floor, path: Any, size: int, count: int) -> int:
 def fused(conn, part, remote) -> Case:  # type: ignore[no-untyped-def]
     """Time the one C call that posts, waits and tells the status, with nothing around it."""
     op = ffi.new("struct pvl_op *")
-    table, post = conn._engine._c, lib.pvl_post
-    args = (table, op, WRITE, 0, ffi.NULL, part.addr, SIZE, part.lkey, remote.addr, remote.rkey, 0, 0, 0, 0, 1 << 30)
+    table, post = conn._engine._c, lib.pvl_move
+    args = (table, op, WRITE, part.mr._hold, part.addr, SIZE, part.lkey, remote.addr, remote.rkey, 0, 1 << 30)
 
     def one() -> None:
-        if post(*args) or op.status:
+        if post(*args):
             raise RuntimeError("the null provider refused a write")
 
     return repeated(one)

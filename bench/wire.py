@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _engine, gid
+from pyverbs_lite import gid
 
 from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of
 from .layer import Worker, peer_workers
@@ -45,15 +45,19 @@ def report(cases: dict[str, Timed], rounds: int, seconds: float) -> None:
     say(figures={name: figure.record() for name, figure in figures.items()})
 
 
-def sleeping(case: Timed) -> Timed:
-    """Return a case in which the library's waits go straight to sleep on events, as the C loop beside it does."""
+def sleeping(case: Timed, *ends: pvl.Connection) -> Timed:
+    """Return a case in which the waits of connections go straight to sleep on events, as the C loop beside it does."""
 
     def run(count: int) -> float:
-        usual, _engine._SPIN_NS = _engine._SPIN_NS, 0
+        engines = [end._engine._c for end in ends]
+        usual = engines[0].spin_ns
         try:
+            for engine in engines:
+                engine.spin_ns = 0
             return case(count)
         finally:
-            _engine._SPIN_NS = usual
+            for engine in engines:
+                engine.spin_ns = usual
 
     return run
 
@@ -97,7 +101,7 @@ def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float)
                 "write 64 yield: pvl": write,
                 **beside,
                 "write 64 events: c": lambda n: floor.one(path, WRITE, 64, EVENTS, n),
-                "write 64 events: pvl": sleeping(write),
+                "write 64 events: pvl": sleeping(write, left),
             },
             rounds * 4,
             seconds / 4,
@@ -106,7 +110,7 @@ def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float)
         report(
             {
                 "ping-pong 64 events: c": lambda n: floor.pingpong(path, back, 64, EVENTS, n),
-                "ping-pong 64 events: pvl": sleeping(ours),
+                "ping-pong 64 events: pvl": sleeping(ours, left, right),
                 "ping-pong 64 yield: c": lambda n: floor.pingpong(path, back, 64, YIELD, n),
                 "ping-pong 64 yield: pvl": ours,
             },

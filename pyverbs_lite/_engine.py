@@ -18,13 +18,13 @@ from typing import NoReturn
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
-from ._operation import Arrival, Operation, Region, Request, TemporaryMR, repeated
+from ._operation import Arrival, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._resource import Resource
 from .cq import SLICE, SPIN
 from .enums import AccessFlags, QPState, WCOpcode, WCStatus
 from .errors import ClosedError, CompletionError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
-from .mr import MR
+from .mr import MR, MRSlice
 from .qp import QP
 from .wr import completion_error
 
@@ -36,6 +36,8 @@ _SLICE_NS = int(SLICE * 1e9)
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
 _LAST_ACK_NS = 50_000_000
+_move, _move_copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
+_PENDING = lib.PVL_PENDING
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -56,9 +58,14 @@ class Engine(Resource):
 
     def __init__(self, qp: QP, *, staging: MR, send_slots: int, ring: MR, recv_slots: int, peer: Peer) -> None:
         raw = qp._handle
+        # Operations that ``move`` uses over and over. All of them are kept, for C may know one that Python lost on the
+        # way: to an interrupt.
+        self._idle: list[Operation] = []
+        self._pool: set[Operation] = set()
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, recv_slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
         self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
+        self._c.spin_ns = _SPIN_NS
         self._c.recv_size = ring.length // recv_slots
         self._c.recv_addr, self._c.recv_lkey = ring.addr, ring.lkey
         self._c.cell_size = staging.length // send_slots
@@ -82,6 +89,76 @@ class Engine(Resource):
         _engines.add(self)
 
     # ------------------------------------------------------------ sending
+
+    def move(
+        self, operation: str, opcode: int, source: Source, addr: int, rkey: int, imm: int, timeout: float | None
+    ) -> None:
+        """Send or write, or read into registered memory, by one request, and wait for it; errors as ``run``.
+
+        All of it is one call of C. Only where that does not do, because it takes long or fails, Python enters the
+        operation in its own books.
+
+        Args:
+            source: registered memory; or bytes to be copied, no more than a cell takes.
+            addr, rkey: of the peer's memory.
+        """
+        deadline = None if timeout is None else Deadline(timeout)
+        wait = _SLICE_NS if deadline is None else self._slice(deadline)
+        try:
+            op = self._idle.pop()
+        except IndexError:
+            op = self._pooled()
+        try:
+            if type(source) is MRSlice:
+                mr = source.mr
+                rc = _move(
+                    self._c,
+                    op.c,
+                    opcode,
+                    mr._hold,
+                    mr.addr + source.offset,
+                    source.length,
+                    mr.lkey,
+                    addr,
+                    rkey,
+                    imm,
+                    wait,
+                )
+            else:
+                rc = _move_copy(self._c, op.c, opcode, _from_buffer(source), len(source), addr, rkey, imm, wait)
+        except BaseException:
+            self._leave(op, source)
+            raise
+        if rc == 0:
+            self._idle.append(op)
+            return
+        deadline = deadline or Deadline(None)
+        if rc == _PENDING:
+            try:
+                self._live.add(op)
+                self.finish(op, operation, deadline)
+            finally:
+                self._leave(op, source)
+            return
+        self._idle.append(op)  # nothing was posted: the long way
+        request, region = Request.of(opcode, source, addr, rkey, imm)
+        self.run(operation, (request,), deadline, region=region)
+
+    def _pooled(self) -> Operation:
+        op = Operation((), None)
+        op.running = False
+        self._pool.add(op)
+        return op
+
+    def _leave(self, op: Operation, source: Source) -> None:
+        """Let go of an operation of the pool, which may be in flight, or have failed."""
+        if type(source) is MRSlice:
+            op.regions = (source.mr,)
+            if not op.ended:  # C keeps it registered; this is for whoever looks for those that use it
+                source.mr._holders.add(op.serial)
+        self._live.add(op)
+        self._pool.discard(op)
+        self._reap()
 
     def run(
         self,
@@ -180,7 +257,6 @@ class Engine(Resource):
                 request.imm,
                 request.argument,
                 request.swap,
-                _SPIN_NS,
                 wait_ns,
             )
             if rc == 0:
@@ -321,7 +397,7 @@ class Engine(Resource):
 
     def _progress(self, until: int, op: Operation | None, few: int, deadline: Deadline) -> bool:
         """Wait in C for one slice, see to what came up meanwhile, and say whether it is so now."""
-        rc = lib.pvl_progress(self._c, until, op.c if op else ffi.NULL, few, _SPIN_NS, self._slice(deadline))
+        rc = lib.pvl_progress(self._c, until, op.c if op else ffi.NULL, few, self._slice(deadline))
         if rc < 0 and rc != -errno.ESHUTDOWN:
             raise os_error("ibv_poll_cq", rc)
         if self._live:
@@ -347,7 +423,7 @@ class Engine(Resource):
             self._c.peer_fd = -1  # it would stay readable
             if self._c.in_flight:
                 # A peer that has got its answer may leave before the acknowledgement of that answer is noticed here.
-                lib.pvl_progress(self._c, lib.PVL_UNTIL_SENT, ffi.NULL, 0, 0, _LAST_ACK_NS)
+                lib.pvl_progress(self._c, lib.PVL_UNTIL_SENT, ffi.NULL, 0, _LAST_ACK_NS)
             self.fail(over)
         if self.failure is not None:
             self._c.peer_fd = -1  # it would stay readable
@@ -406,7 +482,7 @@ class Engine(Resource):
         """Wait until nothing is in flight, receives included; say whether that came in time."""
         rc = 1
         while rc > 0:
-            rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, _SPIN_NS, self._slice(deadline))
+            rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, self._slice(deadline))
             if rc > 0 and deadline.expired:
                 break
             if rc > 0 and rc & lib.PVL_WOKE_PEER:
@@ -447,6 +523,7 @@ def _forget_in_child() -> None:
     """Make the engines of a forked child refuse everything: their QPs and their locks belong to the parent."""
     for engine in tuple(_engines):
         engine.foreign = True
+        engine._c.stopped = 1
         engine.failure = ClosedError(
             "this connection was made by another process, and cannot be used in a forked child"
         )

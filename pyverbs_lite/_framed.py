@@ -8,14 +8,12 @@ from ._args import Deadline
 from ._check import check_rc, os_error
 from ._engine import Engine
 from ._operation import Operation, Request
-from .cq import SPIN
 from .enums import WROpcode
 from .errors import PeerProtocolError, VerbsError, WaitTimeout
 from .ffi import ffi, lib
 
 __all__ = ["CONTROL_RECEIVES", "HEADER", "FramedEngine", "untold"]
 
-_SPIN_NS = int(SPIN * 1e9)
 #: What is posted to a QP that the peer has just ended is not flushed by every iWARP driver: no use to wait for long.
 _FLUSH_TIME_IWARP = 0.1
 #: Bytes in front of every two-sided message; ``ffi/src/framing.c`` has the layout.
@@ -95,7 +93,7 @@ class FramedEngine(Engine):
         """Wait for control bytes, for a slice of time at most; say whether there is something to look at."""
         if self.closed or self._c.framing.malformed:
             return True
-        rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_CONTROL, ffi.NULL, 0, _SPIN_NS, self._slice(deadline))
+        rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_CONTROL, ffi.NULL, 0, self._slice(deadline))
         if rc < 0 and rc != -errno.ESHUTDOWN:
             raise os_error("ibv_poll_cq", rc)
         return rc <= 0 or bool(rc & lib.PVL_WOKE_PEER) or self.broken

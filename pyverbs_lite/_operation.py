@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from ._buffer import Pinned
 from ._check import check_rc, os_error
-from .enums import AccessFlags, WCOpcode, WROpcode
+from .enums import AccessFlags, WCOpcode
 from .errors import ClosedError, CompletionError, VerbsError
 from .ffi import CData, ffi, lib
-from .mr import MR
+from .mr import MR, MRSlice
 from .wr import completion_error
 
-__all__ = ["Arrival", "Operation", "Region", "Request", "TemporaryMR", "repeated"]
+__all__ = ["Arrival", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
 
@@ -65,6 +65,9 @@ class TemporaryMR:
 
 Region: TypeAlias = MR | TemporaryMR
 
+#: A caller's data, looked at: a view of a buffer, or a range of registered memory.
+Source: TypeAlias = memoryview | MRSlice
+
 
 @dataclass(slots=True)
 class Request:
@@ -73,7 +76,7 @@ class Request:
     Without a region it is staged: ``source`` is what to copy into a cell of the engine, None what to fetch into one.
     """
 
-    opcode: WROpcode
+    opcode: int
     length: int
     remote_addr: int = 0
     rkey: int = 0
@@ -83,6 +86,14 @@ class Request:
     source: memoryview | None = None
     addr: int = 0
     lkey: int = 0
+
+    @classmethod
+    def of(cls, opcode: int, source: Source, remote_addr: int, rkey: int, imm: int) -> tuple[Request, Region | None]:
+        """Return a request for data, and the region that it uses."""
+        if isinstance(source, MRSlice):
+            memory = source.length, remote_addr, rkey, imm
+            return cls(opcode, *memory, addr=source.addr, lkey=source.lkey), source.mr
+        return cls(opcode, len(source), remote_addr, rkey, imm, source=source), None
 
 
 @dataclass(frozen=True, slots=True)

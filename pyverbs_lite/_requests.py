@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import errno
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
 from ._engine import Engine
 from ._link import CELL, Link
-from ._operation import Request, TemporaryMR
+from ._operation import Request, Source, TemporaryMR
 from .enums import AccessFlags, WROpcode
 from .errors import StaleBufferError, StateError, UnsupportedError
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
 
-__all__ = ["Mover", "Source", "as_target"]
-
-#: A caller's data, looked at: a view of a buffer, or a range of registered memory.
-Source: TypeAlias = memoryview | MRSlice
+__all__ = ["Mover", "as_target"]
 
 #: The largest piece that one request moves: an SGE's length has 32 bits, and a port's max_msg_sz may be less.
 _MAX_PIECE = 1 << 30
 _U64 = 1 << 64
 _READ_ONLY = AccessFlags(0)
+# As plain numbers, for the operators of an IntFlag are written in Python.
+_LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ = map(
+    int, (AccessFlags.LOCAL_WRITE, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_READ)
+)
+_READ = int(WROpcode.RDMA_READ)
 
 
 class Mover:
@@ -33,6 +35,8 @@ class Mover:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._engine: Engine = link.engine
+        self._pd = link.pd
+        self._max_send_size = link.agreed.max_send_size
         self._max_piece = min(link.agreed.max_rdma_size, _MAX_PIECE)
         self._read_depth = link.agreed.max_rd_atomic
         self._domain = link.peer.domain
@@ -40,20 +44,22 @@ class Mover:
 
     def _source(self, data: Memory | MR | MRSlice) -> Source:
         """Look at data to be sent or to be filled, before anything is done with them."""
+        if type(data) is MRSlice and data.mr.pd is self._pd and data.mr._owned.cdata is not None:
+            return data  # as below
         if not isinstance(data, (MR, MRSlice)):
             return as_bytes_view(data, what="data")
         part = MRSlice(data, 0, data.length) if isinstance(data, MR) else data
         if part.mr.closed:
             part.mr._raise_closed()
-        if part.mr.pd is not self._link.pd:
+        if part.mr.pd is not self._pd:
             raise ValueError(f"{part.mr!r} was not registered with this connection: use its register()")
         return part
 
     def _to_send(self, data: Memory | MR | MRSlice) -> Source:
         """Look at a message to be sent."""
         source = self._source(data)
-        most = self._link.agreed.max_send_size
-        if len(source) > most:
+        most = self._max_send_size
+        if _length(source) > most:
             raise ValueError(
                 f"a message of {len(source)} bytes is longer than the peer receives: its max_message_size allows"
                 f" {most}; write it into a registered buffer of the peer, or raise the option there"
@@ -63,8 +69,9 @@ class Mover:
     def _to_write(self, remote: RemoteBuffer, data: Memory | MR | MRSlice) -> Source:
         """Look at data to be written into the peer's memory."""
         source = self._source(data)
-        self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write")
-        if len(source) > remote.length:
+        if not self._known(remote, _REMOTE_WRITE):
+            self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write")
+        if _length(source) > remote.length:
             raise ValueError(f"{len(source)} bytes do not fit into {remote}, which has {remote.length}")
         return source
 
@@ -73,51 +80,57 @@ class Mover:
         target = self._source(into)
         if isinstance(target, memoryview):
             return as_target(into)
-        if not target.mr.access & AccessFlags.LOCAL_WRITE:
+        if not target.mr.access._value_ & _LOCAL_WRITE:
             raise BufferError(f"{target.mr!r} was registered without LOCAL_WRITE, so nothing can be read into it")
         return target
 
     def _to_read(self, remote: RemoteBuffer, into: Memory | MR | MRSlice | None) -> Source:
         """Look at memory that the peer's is read into, or make some."""
-        self._check_remote(remote, AccessFlags.REMOTE_READ, "read")
-        self._check_read_depth("read")
+        if not self._known(remote, _REMOTE_READ):
+            self._check_remote(remote, AccessFlags.REMOTE_READ, "read")
+        if self._read_depth == 0:
+            self._check_read_depth("read")
         if into is None:
             return memoryview(bytearray(remote.length))
         target = self._to_fill(into)
-        if len(target) < remote.length:
+        if _length(target) < remote.length:
             raise ValueError(f"{remote} has {remote.length} bytes, which do not fit into a buffer of {len(target)}")
         return target
 
     def _move(
         self,
         operation: str,
-        opcode: WROpcode,
+        opcode: int,
         source: Source,
-        deadline: Deadline,
-        *,
+        timeout: float | None,
         remote_addr: int = 0,
         rkey: int = 0,
         imm: int | None = None,
     ) -> None:
         """Send or write: from registered memory as it is, small data through a cell, the rest registered meanwhile."""
         number = 0 if imm is None else immediate(imm, "imm")
-        if isinstance(source, memoryview) and len(source) <= CELL:
-            request = Request(opcode, len(source), remote_addr, rkey, number, source=source)
-            self._engine.run(operation, (request,), deadline)
+        if _length(source) <= (self._max_piece if type(source) is MRSlice else CELL):
+            self._engine.move(operation, opcode, source, remote_addr, rkey, number, timeout)
             return
+        deadline = Deadline(timeout)
         if isinstance(source, MRSlice):
             pieces = self._pieces(opcode, source, remote_addr, rkey, number)
             self._engine.run(operation, pieces, deadline, region=source.mr)
             return
         self._run_registered(operation, opcode, source, _READ_ONLY, deadline, remote_addr, rkey, number)
 
-    def _fetch(self, remote: RemoteBuffer, target: Source, deadline: Deadline) -> None:
+    def _fetch(self, remote: RemoteBuffer, target: Source, timeout: float | None) -> None:
         """Read the whole of a remote range to the start of a target that has the room."""
         if remote.length == 0:
             if self._engine.failure is not None:
                 self._engine.refuse_late("read")
             return
-        target = target[: remote.length]
+        if _length(target) != remote.length:
+            target = target[: remote.length]
+        if type(target) is MRSlice and target.length <= self._max_piece:
+            self._engine.move("read", _READ, target, remote.addr, remote.rkey, 0, timeout)
+            return
+        deadline = Deadline(timeout)
         if isinstance(target, memoryview) and remote.length <= CELL:
             request = Request(WROpcode.RDMA_READ, remote.length, remote.addr, remote.rkey)
             self._engine.run("read", (request,), deadline, fetch=target)
@@ -132,7 +145,7 @@ class Mover:
     def _run_registered(
         self,
         operation: str,
-        opcode: WROpcode,
+        opcode: int,
         memory: memoryview,
         access: AccessFlags,
         deadline: Deadline,
@@ -149,7 +162,7 @@ class Mover:
             self._engine.close_unused(region)
 
     def _pieces(
-        self, opcode: WROpcode, part: MRSlice | TemporaryMR, remote_addr: int, rkey: int, imm: int = 0
+        self, opcode: int, part: MRSlice | TemporaryMR, remote_addr: int, rkey: int, imm: int = 0
     ) -> list[Request]:
         """Cut a range into what one request may move; an immediate goes with the last piece."""
         early = WROpcode.RDMA_WRITE if opcode == WROpcode.RDMA_WRITE_WITH_IMM else opcode
@@ -180,6 +193,14 @@ class Mover:
             )
         return Request(opcode, 8, remote.addr, remote.rkey, 0, *words)
 
+    def _known(self, remote: RemoteBuffer, bit: int) -> bool:
+        """Say whether ``_check_remote`` need not be asked: the quick form of what it looks at."""
+        return (
+            type(remote) is RemoteBuffer
+            and remote._bits & bit != 0
+            and (remote.domain == 0 or (remote.domain == self._domain and remote.rkey not in self._withdrawn))
+        )
+
     def _check_remote(self, remote: RemoteBuffer, flag: AccessFlags, operation: str) -> None:
         if not isinstance(remote, RemoteBuffer):
             raise TypeError(f"{operation} needs a RemoteBuffer, such as conn.remote[name], not {remote!r}")
@@ -204,6 +225,10 @@ class Mover:
             raise StateError(
                 f"{operation} would never complete: this side's max_rd_atomic or the peer's max_dest_rd_atomic is 0"
             )
+
+
+def _length(source: Source) -> int:
+    return source.length if type(source) is MRSlice else len(source)
 
 
 def as_target(buffer: Memory | MR | MRSlice) -> memoryview:

@@ -48,7 +48,12 @@ class Reregistration(Resource):
     rkey: int
     _pinned: Pinned | None
     _holders: set[int]
-    _in_flight: int
+
+    if TYPE_CHECKING:  # from MR
+
+        @property
+        def _in_flight(self) -> int: ...
+
     _windows: set[int]
     _destroy: _Deregister
     #: Whether changing it failed so that it can only be closed.

@@ -12,8 +12,8 @@ from typing_extensions import Buffer, Self
 from ._args import Deadline
 from ._buffer import Memory
 from ._link import CELL
-from ._operation import Operation, Region, Request, TemporaryMR
-from ._requests import Mover, Source
+from ._operation import Operation, Region, Request, Source, TemporaryMR
+from ._requests import Mover
 from ._work import Work
 from .enums import AccessFlags, WROpcode
 from .errors import StateError

@@ -28,6 +28,11 @@ from .remote import RemoteBuffer
 __all__ = ["Connection", "ConnectionInfo", "Message", "connect"]
 
 
+_SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM = map(
+    int, (WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM)
+)
+
+
 class Connection(Starter):
     """An RC connection in RTS; made by ``connect`` or ``Listener.accept``.
 
@@ -70,9 +75,8 @@ class Connection(Starter):
 
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
-        source = self._to_send(data)
-        opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
-        self._move("send", opcode, source, Deadline(timeout), imm=imm)
+        opcode = _SEND if imm is None else _SEND_WITH_IMM
+        self._move("send", opcode, self._to_send(data), timeout, 0, 0, imm)
 
     def recv(self, *, timeout: float | None = None) -> Message:
         """Return the next message.
@@ -155,8 +159,8 @@ class Connection(Starter):
         Verb: ibv_post_send (RDMA_WRITE, RDMA_WRITE_WITH_IMM)
         """
         source = self._to_write(remote, data)
-        opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
-        self._move("write", opcode, source, Deadline(timeout), remote_addr=remote.addr, rkey=remote.rkey, imm=imm)
+        opcode = _WRITE if imm is None else _WRITE_WITH_IMM
+        self._move("write", opcode, source, timeout, remote.addr, remote.rkey, imm)
 
     @overload
     def read(self, remote: RemoteBuffer, into: None = None, *, timeout: float | None = None) -> bytes: ...
@@ -182,7 +186,7 @@ class Connection(Starter):
         Verb: ibv_post_send (RDMA_READ)
         """
         target = self._to_read(remote, into)
-        self._fetch(remote, target, Deadline(timeout))
+        self._fetch(remote, target, timeout)
         return remote.length if into is not None else bytes(target)  # type: ignore[arg-type]
 
     def fetch_add(self, remote: RemoteBuffer, value: int, *, timeout: float | None = None) -> int:

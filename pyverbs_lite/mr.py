@@ -114,9 +114,9 @@ class MR(Reregistration):
         self.lkey: int = handle.lkey
         self.rkey: int = handle.rkey
         self._pinned = pinned
-        #: Requests that use this region: numbers of those posted by a QP, and a count of a connection's.
+        #: Requests that use this region: numbers of those that Python knows, and a count of those that only C does.
         self._holders: set[int] = set()
-        self._in_flight = 0
+        self._hold: CData = ffi.gc(check_ptr("calloc", lib.pvl_hold_new()), lib.pvl_hold_put)
         #: Memory windows that may be bound to it: their serial numbers.
         self._windows: set[int] = set()
         self._destroy = _Deregister(self, destroy or _dereg_mr)
@@ -149,6 +149,10 @@ class MR(Reregistration):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.length} bytes{' (closed)' if self.closed else ''}>"
 
+    @property
+    def _in_flight(self) -> int:
+        return lib.pvl_held(self._hold)
+
     def _before_destroy(self) -> None:
         if used := self._in_flight + len(self._holders):
             raise _busy(self.length, used)
@@ -164,23 +168,27 @@ def _busy(length: int, used: int) -> BusyError:
 class _Deregister:
     """Destroys the handle and lets the buffer go; holds no reference to the MR, so that it can be a finaliser's."""
 
-    __slots__ = ("call", "holders", "length", "pinned", "windows")
+    __slots__ = ("call", "hold", "holders", "length", "pinned", "windows")
 
     def __init__(self, mr: MR, call: Callable[[CData], None]) -> None:
         self.call = call
         self.pinned = [mr._pinned] if mr._pinned is not None else []
         self.length = mr.length
         self.holders = mr._holders
+        self.hold = mr._hold
         self.windows = mr._windows
 
     def __call__(self, handle: CData) -> None:
         # Asked again now that the region counts as closed: a thread that posts enters itself first, and then looks
         # whether the region is open, so one of the two gives way.
-        if self.holders:
-            raise _busy(self.length, len(self.holders))
+        used = lib.pvl_hold_close(self.hold, 1) + len(self.holders)
+        if used:
+            lib.pvl_hold_close(self.hold, 0)
+            raise _busy(self.length, used)
         try:
             self.call(handle)
         except VerbsOSError as error:
+            lib.pvl_hold_close(self.hold, 0)
             if not self.windows:
                 raise
             raise BusyError(

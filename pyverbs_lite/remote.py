@@ -136,6 +136,8 @@ class RemoteBuffer:
     extent: int = field(default=-1, compare=False, kw_only=True)
     domain: int = field(default=0, kw_only=True)
     owner: str = field(default="", compare=False, kw_only=True)
+    #: The accesses as a plain number, and all of them where they are not known: the operators of flags take long.
+    _bits: int = field(default=0, init=False, compare=False)
 
     def __post_init__(self) -> None:
         for text in ("name", "owner"):
@@ -156,6 +158,7 @@ class RemoteBuffer:
             "domain": checked_int(self.domain, 0, _SPACE - 1, "domain", "64 bits"),
             "extent": checked_int(whole, offset + length, _SPACE - addr + offset, "extent"),
             "access": None if self.access is None else self.access & _REMOTE_MASK,
+            "_bits": int(_REMOTE_MASK if self.access is None else self.access & _REMOTE_MASK),
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
@@ -180,6 +183,7 @@ class RemoteBuffer:
         put(part, "offset", self.offset + start)
         put(part, "extent", self.extent)
         put(part, "domain", self.domain)
+        put(part, "_bits", self._bits)
         put(part, "owner", self.owner)
         return part
 

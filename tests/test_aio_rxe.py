@@ -701,7 +701,7 @@ class TestSharing:
                 receiving = asyncio.create_task(left.recv())
                 await asyncio.sleep(0.05)
                 engine = left._engine._c
-                polling = in_thread(lib.pvl_progress, engine, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, 0, 600_000_000)
+                polling = in_thread(lib.pvl_progress, engine, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, 600_000_000)
                 sending = in_thread(right._conn.send, b"seen by the thread")
                 while not engine.arrived:
                     time.sleep(0.01)  # the loop stands still, so that it cannot see it first

@@ -23,6 +23,9 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_NO_SLOT ...
 #define PVL_STOPPED ...
 #define PVL_NO_CREDIT ...
+#define PVL_CLOSED ...
+#define PVL_PENDING ...
+#define PVL_SEVERAL ...
 #define PVL_UNTIL_FEW ...
 #define PVL_UNTIL_ARRIVAL ...
 #define PVL_UNTIL_SLOT ...
@@ -46,6 +49,7 @@ struct pvl_op {
     void *fetch;
     uint64_t result;
 };
+struct pvl_hold;
 struct pvl_request {
     uint64_t addr;
     uint64_t length;
@@ -91,7 +95,9 @@ struct pvl_engine {
     int polling;
     int over;
     uint32_t heard;
+    int stopped;
     int peer_fd;
+    int64_t spin_ns;
     uint32_t send_slots;
     uint32_t in_flight;
     uint32_t free_count;
@@ -122,11 +128,18 @@ int pvl_take(struct pvl_engine *engine, uint64_t index);
 int pvl_take_control(struct pvl_engine *engine, uint64_t index);
 int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted, uint16_t control,
                  int no_imm);
-int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t spin_ns,
-                 int64_t timeout_ns);
+int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t timeout_ns);
 int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
              uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, uint64_t argument,
-             uint64_t swap, int64_t spin_ns, int64_t timeout_ns);
+             uint64_t swap, int64_t timeout_ns);
+int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_hold *hold, uint64_t addr,
+             uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
+int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
+                  uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
+struct pvl_hold *pvl_hold_new(void);
+void pvl_hold_put(struct pvl_hold *hold);
+uint32_t pvl_held(const struct pvl_hold *hold);
+uint32_t pvl_hold_close(struct pvl_hold *hold, int closing);
 void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);

@@ -18,9 +18,13 @@
 #define PVL_RECV (1ULL << 63)
 #define PVL_BATCH 32 /* completions taken at a time; requests behind one doorbell */
 
-#define PVL_NO_SLOT (-1) /* pvl_post(): as many requests are in flight as there are slots */
-#define PVL_STOPPED (-2) /* pvl_post(): pvl_stop() was called */
-#define PVL_NO_CREDIT (-3) /* pvl_post(): the peer has no receive for it now; see framing.c */
+/* What posting may come to, beside 0 and a positive errno. */
+#define PVL_NO_SLOT (-1)   /* as many requests are in flight as there are slots */
+#define PVL_STOPPED (-2)   /* pvl_stop() was called; pvl_move(): or the connection is over */
+#define PVL_NO_CREDIT (-3) /* the peer has no receive for it now; see framing.c */
+#define PVL_CLOSED (-4)    /* the memory is being deregistered */
+#define PVL_PENDING (-5)   /* pvl_move(): posted, and not complete yet, or not well */
+#define PVL_SEVERAL (-6)   /* pvl_move(): here that takes more than one request */
 
 /* What pvl_progress() waits for. */
 #define PVL_UNTIL_FEW 0     /* at most `few` requests of the operation are in flight */
@@ -31,6 +35,16 @@
 #define PVL_UNTIL_CONTROL 5 /* control bytes have arrived, or nothing can any more */
 #define PVL_UNTIL_SENT 6    /* nothing is in flight but receives */
 #define PVL_UNTIL_NEWS 7    /* the peer's news have been taken other than `few` times, or no more can come */
+
+/*
+ * What keeps registered memory registered: whoever deregisters it says so here first, and then looks for users.
+ *
+ * One user is the owner; the others are requests in flight. Who is the last frees it.
+ */
+struct pvl_hold {
+    uint32_t users;
+    uint32_t closing; /* nobody may become a user any more */
+};
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
 struct pvl_op {
@@ -45,8 +59,24 @@ struct pvl_op {
     uint64_t result; /* what an atomic returned */
 };
 
+/* One request that an operation asks for; see pvl_post(). */
+struct pvl_ask {
+    int opcode;
+    int staged;
+    const void *source;
+    uint64_t addr;
+    uint32_t length;
+    uint32_t lkey;
+    uint64_t remote_addr;
+    uint32_t rkey;
+    uint32_t imm; /* in host order */
+    uint64_t argument;
+    uint64_t swap;
+};
+
 struct pvl_slot {
-    struct pvl_op *op; /* NULL: free */
+    struct pvl_op *op;     /* NULL: free */
+    struct pvl_hold *hold; /* of the memory in use, where C counts that; or NULL */
     uint32_t length;
     int32_t opcode;
     int32_t staged;
@@ -66,6 +96,7 @@ struct pvl_arrival {
 struct pvl_engine {
     pthread_mutex_t lock;
     pthread_cond_t news; /* something completed, or nobody polls any more */
+    int sleepers;        /* how many threads wait for news: without any, none is given */
     int polling;         /* a thread is in pvl_wait(), and the wc array is its own */
     int registering;     /* how many threads are in pvl_register() */
     int stopped;         /* no thread may touch the QP, the CQ and the PD any more */
@@ -77,6 +108,7 @@ struct pvl_engine {
     struct ibv_comp_channel *channel;
     int peer_fd;
     int poke_fd; /* an eventfd of an event loop's, or -1: see look.c */
+    int64_t spin_ns; /* how long a wait may spin before it sleeps */
 
     uint32_t send_slots;
     uint32_t in_flight;
@@ -118,6 +150,45 @@ static void pvl_tell(struct pvl_engine *engine);
 static void pvl_poke(struct pvl_engine *engine);
 static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
                       int staged, uint32_t imm, uint32_t length);
+
+/* Make what keeps memory registered, with its owner as its one user. */
+static struct pvl_hold *pvl_hold_new(void)
+{
+    struct pvl_hold *hold = calloc(1, sizeof(*hold));
+
+    if (hold)
+        hold->users = 1;
+    return hold;
+}
+
+static void pvl_hold_put(struct pvl_hold *hold)
+{
+    if (__atomic_sub_fetch(&hold->users, 1, __ATOMIC_ACQ_REL) == 0)
+        free(hold);
+}
+
+/* Become a user, or say that it is too late: each side enters itself first, then looks for the other. */
+static int pvl_hold_get(struct pvl_hold *hold)
+{
+    __atomic_add_fetch(&hold->users, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&hold->closing, __ATOMIC_SEQ_CST))
+        return 0;
+    pvl_hold_put(hold);
+    return PVL_CLOSED;
+}
+
+/* How many requests in flight use it. */
+static uint32_t pvl_held(const struct pvl_hold *hold)
+{
+    return __atomic_load_n(&hold->users, __ATOMIC_SEQ_CST) - 1;
+}
+
+/* Let nobody become a user any more, or with closing 0 let them again; returns how many requests are users. */
+static uint32_t pvl_hold_close(struct pvl_hold *hold, int closing)
+{
+    __atomic_store_n(&hold->closing, (uint32_t)closing, __ATOMIC_SEQ_CST);
+    return pvl_held(hold);
+}
 
 static void pvl_engine_free(struct pvl_engine *engine)
 {
@@ -246,6 +317,8 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
         for (uint32_t next = (uint32_t)wc->wr_id + 1; next; ended++) {
             slot = &engine->slots[next - 1];
             slot->op = NULL;
+            if (slot->hold)
+                pvl_hold_put(slot->hold);
             engine->free[engine->free_count++] = next - 1;
             next = slot->before;
         }
@@ -291,73 +364,178 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
     }
 }
 
-/*
- * Wait until what `until` says; op and few are for PVL_UNTIL_FEW.
- *
- * Returns 0 once it is so; else PVL_WOKE_* bits, for Python to look what that is about, or a negative errno:
- * -ESHUTDOWN after pvl_stop().
- */
-static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few,
-                        int64_t spin_ns, int64_t timeout_ns)
+/* Enter completions that were taken, start what they make room for, and tell whoever waits; `poke` the event loop too. */
+static void pvl_enter(struct pvl_engine *engine, int got, int poke)
+{
+    for (int i = 0; i < got; i++)
+        pvl_complete(engine, &engine->wc[i]);
+    if (engine->lists)
+        pvl_pump(engine);
+    if (got)
+        pvl_tell(engine);
+    if (got && poke)
+        pvl_poke(engine);
+    if (engine->sleepers)
+        pthread_cond_broadcast(&engine->news);
+}
+
+/* Sleep until there are news; returns whether the deadline has passed first. */
+static int pvl_sleep_for_news(struct pvl_engine *engine, int64_t deadline)
+{
+    struct timespec end = {.tv_sec = deadline / 1000000000, .tv_nsec = deadline % 1000000000};
+    int rc;
+
+    engine->sleepers++;
+    rc = pthread_cond_timedwait(&engine->news, &engine->lock, &end);
+    engine->sleepers--;
+    return rc == ETIMEDOUT;
+}
+
+/* What pvl_progress() does; under the lock, which it lets go meanwhile. */
+static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t timeout_ns)
 {
     int64_t deadline = 0; /* read from the clock only where the first look did not do: that may be a system call */
     uint64_t control;
     int rc = 0;
 
-    pthread_mutex_lock(&engine->lock);
     while (!pvl_ready(engine, until, op, few)) {
         int64_t left = timeout_ns;
         int got = 0, woke = 0;
 
-        if (engine->stopped) {
-            rc = -ESHUTDOWN;
-            break;
-        }
+        if (engine->stopped)
+            return -ESHUTDOWN;
         if (engine->polling) {
-            struct timespec end;
-
             if (!deadline)
                 deadline = pvl_now_ns() + timeout_ns;
-            end.tv_sec = deadline / 1000000000;
-            end.tv_nsec = deadline % 1000000000;
-            if (pthread_cond_timedwait(&engine->news, &engine->lock, &end) == ETIMEDOUT) {
-                rc = pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_TIMEOUT;
-                break;
-            }
+            if (pvl_sleep_for_news(engine, deadline))
+                return pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_TIMEOUT;
             continue;
         }
         if (deadline && (left = deadline - pvl_now_ns()) < 0)
             left = 0;
         engine->polling = 1;
         pthread_mutex_unlock(&engine->lock);
-        rc = pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH, spin_ns, left, &got, &woke);
+        rc = pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH, engine->spin_ns, left, &got,
+                      &woke);
         pthread_mutex_lock(&engine->lock);
         engine->polling = 0;
         control = engine->framing.control_arrived;
-        for (int i = 0; i < got; i++)
-            pvl_complete(engine, &engine->wc[i]);
-        if (engine->lists)
-            pvl_pump(engine);
-        if (got) {
-            pvl_tell(engine);
-            pvl_poke(engine);
-        }
-        pthread_cond_broadcast(&engine->news);
+        pvl_enter(engine, got, 1);
         if (rc < 0)
-            break;
-        if (control != engine->framing.control_arrived || engine->framing.malformed) {
-            rc = pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_CONTROL;
-            break;
-        }
-        if (woke) {
-            rc = pvl_ready(engine, until, op, few) ? 0 : woke;
-            break;
-        }
+            return rc;
+        if (control != engine->framing.control_arrived || engine->framing.malformed)
+            return pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_CONTROL;
+        if (woke)
+            return pvl_ready(engine, until, op, few) ? 0 : woke;
         if (!deadline && !pvl_ready(engine, until, op, few))
             deadline = pvl_now_ns() + timeout_ns;
     }
+    return rc;
+}
+
+/*
+ * Wait until what `until` says; op and few are for PVL_UNTIL_FEW.
+ *
+ * Returns 0 once it is so; else PVL_WOKE_* bits, for Python to look what that is about, or a negative errno:
+ * -ESHUTDOWN after pvl_stop().
+ */
+static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t timeout_ns)
+{
+    int rc;
+
+    pthread_mutex_lock(&engine->lock);
+    rc = pvl_advance(engine, until, op, few, timeout_ns);
     pthread_mutex_unlock(&engine->lock);
     return rc;
+}
+
+/* What pvl_post() does; under the lock. */
+static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_hold *hold,
+                           const struct pvl_ask *ask)
+{
+    int opcode = ask->opcode, kind = pvl_kind(opcode);
+    struct ibv_sge sge[2] = {{.addr = ask->addr, .length = ask->length, .lkey = ask->lkey}};
+    struct pvl_framing before;
+    struct ibv_send_wr wr = {
+        .sg_list = sge,
+        .num_sge = ask->length ? 1 : 0, /* no SGE at all is the portable zero-length request */
+        .opcode = opcode,
+        .send_flags = IBV_SEND_SIGNALED,
+    };
+    /* Where there are no immediates, a message after the write brings it; the two end together. */
+    uint32_t notices = engine->framing.no_imm && opcode == IBV_WR_RDMA_WRITE_WITH_IMM, second = 0;
+    struct ibv_sge note_sge[2];
+    struct ibv_send_wr note;
+    struct ibv_send_wr *bad = NULL;
+    uint32_t slot;
+    int rc;
+
+    if (engine->stopped)
+        return PVL_STOPPED;
+    if (opcode == PVL_WR_CONTROL && !engine->framing.on)
+        return EINVAL; /* a driver may not look at what is no opcode */
+    if (engine->free_count <= notices)
+        return PVL_NO_SLOT;
+    if (!pvl_has_credit(&engine->framing, kind))
+        return PVL_NO_CREDIT;
+    if (hold && pvl_hold_get(hold))
+        return PVL_CLOSED;
+    if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        wr.wr.atomic.remote_addr = ask->remote_addr;
+        wr.wr.atomic.rkey = ask->rkey;
+        wr.wr.atomic.compare_add = ask->argument;
+        wr.wr.atomic.swap = ask->swap;
+    } else {
+        wr.wr.rdma.remote_addr = ask->remote_addr;
+        wr.wr.rdma.rkey = ask->rkey;
+        wr.imm_data = htonl(ask->imm);
+    }
+    slot = engine->free[engine->free_count - 1];
+    wr.wr_id = slot;
+    if (ask->staged && ask->source && ask->length && ask->length <= engine->max_inline &&
+        !(engine->framing.on && kind)) {
+        wr.send_flags |= IBV_SEND_INLINE;
+        sge[0].addr = (uintptr_t)ask->source;
+    } else if (ask->staged) {
+        uint32_t skip = engine->framing.on && ask->source ? sizeof(struct pvl_header) : 0;
+
+        sge[0].addr = engine->cell_addr + (uint64_t)slot * engine->cell_size + skip;
+        sge[0].lkey = engine->cell_lkey;
+        if (ask->source)
+            memcpy((void *)(uintptr_t)sge[0].addr, ask->source, ask->length);
+    }
+    if (engine->framing.on)
+        before = engine->framing;
+    if (notices) {
+        second = engine->free[engine->free_count - 2];
+        note = (struct ibv_send_wr){.wr_id = second, .sg_list = note_sge, .send_flags = IBV_SEND_SIGNALED};
+        pvl_dress(engine, second, &note, note_sge, PVL_WR_NOTICE, 1, ask->imm, ask->length);
+        wr.opcode = IBV_WR_RDMA_WRITE;
+        wr.send_flags &= ~IBV_SEND_SIGNALED;
+        wr.next = &note;
+    } else if (engine->framing.on) {
+        pvl_dress(engine, slot, &wr, sge, opcode, ask->staged, ask->imm, ask->length);
+    }
+    rc = ibv_post_send(engine->qp, &wr, &bad);
+    if (rc) {
+        if (engine->framing.on)
+            engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
+        if (!notices || bad != &note) {
+            if (hold)
+                pvl_hold_put(hold);
+            return rc < 0 ? -rc : rc; /* some drivers negate it */
+        }
+        notices = 0; /* a write without its notice is on its own, and ends when the QP is flushed */
+    }
+    engine->slots[slot] = (struct pvl_slot){
+        .op = op, .hold = hold, .length = ask->length, .opcode = opcode, .staged = ask->staged, .quiet = (int32_t)notices,
+    };
+    if (notices)
+        engine->slots[second] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .before = slot + 1};
+    engine->free_count -= 1 + notices;
+    engine->in_flight += 1 + notices;
+    op->posted += 1 + notices;
+    return rc < 0 ? -rc : rc;
 }
 
 /*
@@ -370,97 +548,82 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
  */
 static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source,
                     uint64_t addr, uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
-                    uint64_t argument, uint64_t swap, int64_t spin_ns, int64_t timeout_ns)
+                    uint64_t argument, uint64_t swap, int64_t timeout_ns)
 {
-    struct ibv_sge sge[2] = {{.addr = addr, .length = length, .lkey = lkey}};
-    int kind = pvl_kind(opcode);
-    struct pvl_framing before;
-    struct ibv_send_wr wr = {
-        .sg_list = sge,
-        .num_sge = length ? 1 : 0, /* no SGE at all is the portable zero-length request */
-        .opcode = opcode,
-        .send_flags = IBV_SEND_SIGNALED,
+    const struct pvl_ask ask = {
+        .opcode = opcode, .staged = staged, .source = source, .addr = addr, .length = length, .lkey = lkey,
+        .remote_addr = remote_addr, .rkey = rkey, .imm = imm, .argument = argument, .swap = swap,
     };
-    /* Where there are no immediates, a message after the write brings it; the two end together. */
-    uint32_t notices = engine->framing.no_imm && opcode == IBV_WR_RDMA_WRITE_WITH_IMM, second = 0;
-    struct ibv_sge note_sge[2];
-    struct ibv_send_wr note = {.sg_list = note_sge, .send_flags = IBV_SEND_SIGNALED};
-    struct ibv_send_wr *bad = NULL;
-    uint32_t slot;
     int rc;
 
-    if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-        wr.wr.atomic.remote_addr = remote_addr;
-        wr.wr.atomic.rkey = rkey;
-        wr.wr.atomic.compare_add = argument;
-        wr.wr.atomic.swap = swap;
-    } else {
-        wr.wr.rdma.remote_addr = remote_addr;
-        wr.wr.rdma.rkey = rkey;
-        wr.imm_data = htonl(imm);
-    }
     pthread_mutex_lock(&engine->lock);
-    if (engine->stopped) {
-        pthread_mutex_unlock(&engine->lock);
-        return PVL_STOPPED;
-    }
-    if (opcode == PVL_WR_CONTROL && !engine->framing.on) { /* a driver may not look at what is no opcode */
-        pthread_mutex_unlock(&engine->lock);
-        return EINVAL;
-    }
-    if (engine->free_count <= notices) {
-        pthread_mutex_unlock(&engine->lock);
-        return PVL_NO_SLOT;
-    }
-    if (!pvl_has_credit(&engine->framing, kind)) {
-        pthread_mutex_unlock(&engine->lock);
-        return PVL_NO_CREDIT;
-    }
-    slot = engine->free[engine->free_count - 1];
-    wr.wr_id = slot;
-    if (staged && source && length && length <= engine->max_inline && !(engine->framing.on && kind)) {
-        wr.send_flags |= IBV_SEND_INLINE;
-        sge[0].addr = (uintptr_t)source;
-    } else if (staged) {
-        uint32_t skip = engine->framing.on && source ? sizeof(struct pvl_header) : 0;
+    rc = pvl_post_locked(engine, op, NULL, &ask);
+    if (rc == 0 && timeout_ns > 0)
+        pvl_advance(engine, PVL_UNTIL_FEW, op, 0, timeout_ns);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
 
-        sge[0].addr = engine->cell_addr + (uint64_t)slot * engine->cell_size + skip;
-        sge[0].lkey = engine->cell_lkey;
-        if (source)
-            memcpy((void *)(uintptr_t)sge[0].addr, source, length);
-    }
-    before = engine->framing;
-    if (notices) {
-        second = engine->free[engine->free_count - 2];
-        note.wr_id = second;
-        pvl_dress(engine, second, &note, note_sge, PVL_WR_NOTICE, 1, imm, length);
-        wr.opcode = IBV_WR_RDMA_WRITE;
-        wr.send_flags &= ~IBV_SEND_SIGNALED;
-        wr.next = &note;
-    } else {
-        pvl_dress(engine, slot, &wr, sge, opcode, staged, imm, length);
-    }
-    rc = ibv_post_send(engine->qp, &wr, &bad);
-    if (rc) {
-        engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
-        notices = 0;
-    }
-    if (rc == 0 || bad == &note) { /* a write without its notice is on its own, and ends when the QP is flushed */
-        engine->slots[slot] = (struct pvl_slot){
-            .op = op, .length = length, .opcode = opcode, .staged = staged, .quiet = (int32_t)notices,
-        };
-        if (notices)
-            engine->slots[second] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .before = slot + 1};
-        engine->free_count -= 1 + notices;
-        engine->in_flight += 1 + notices;
-        op->posted += 1 + notices;
+/* Post one request, wait until it is complete, and say whether it went well: all in one call; see pvl_move(). */
+static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_hold *hold, const struct pvl_ask *ask,
+                   int64_t timeout_ns)
+{
+    int rc;
+
+    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
+        return PVL_STOPPED; /* in a forked child the lock may be that of a thread that is not there */
+    pthread_mutex_lock(&engine->lock);
+    if (engine->over)
+        rc = PVL_STOPPED;
+    else if (engine->framing.no_imm && ask->opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+        rc = PVL_SEVERAL;
+    else
+        rc = pvl_post_locked(engine, op, hold, ask);
+    if (rc == 0) {
+        if (!engine->polling) { /* it may be there by now; and to look costs less than to get ready for a wait */
+            int got = ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
+
+            if (got > 0)
+                pvl_enter(engine, got, 1);
+        }
+        if (op->posted != op->done && timeout_ns > 0)
+            pvl_advance(engine, PVL_UNTIL_FEW, op, 0, timeout_ns);
+        if (op->posted != op->done || op->status)
+            rc = PVL_PENDING;
     }
     pthread_mutex_unlock(&engine->lock);
-    if (rc)
-        return rc < 0 ? -rc : rc; /* some drivers negate it */
-    if (timeout_ns > 0)
-        pvl_progress(engine, PVL_UNTIL_FEW, op, 0, spin_ns, timeout_ns);
-    return 0;
+    return rc;
+}
+
+/*
+ * Move registered memory by one request, wait as pvl_progress() does until it is complete, and say whether it went well.
+ *
+ * After 0 nothing is left to do, and op can be used again. After PVL_PENDING Python has to look after op, as it is in
+ * flight or has failed; of the memory the engine takes care until the end. Else nothing was posted: PVL_*, or a
+ * positive errno. The operation must be nobody else's.
+ */
+static int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_hold *hold, uint64_t addr,
+                    uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
+                    int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = opcode, .addr = addr, .length = length, .lkey = lkey, .remote_addr = remote_addr, .rkey = rkey,
+        .imm = imm,
+    };
+
+    return pvl_run(engine, op, hold, &ask, timeout_ns);
+}
+
+/* The same for memory of any kind, which is copied into the cell of the request's slot. */
+static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
+                         uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = opcode, .staged = 1, .source = source, .length = length, .remote_addr = remote_addr, .rkey = rkey,
+        .imm = imm,
+    };
+
+    return pvl_run(engine, op, NULL, &ask, timeout_ns);
 }
 
 /* The peer's news were taken: let those look who wait for some. */
@@ -489,9 +652,11 @@ static void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op)
 static void pvl_stop(struct pvl_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
-    engine->stopped = 1;
+    __atomic_store_n(&engine->stopped, 1, __ATOMIC_RELEASE);
+    engine->sleepers++;
     while (engine->polling || engine->registering)
         pthread_cond_wait(&engine->news, &engine->lock);
+    engine->sleepers--;
     pvl_pump(engine); /* posts nothing any more, and lets the lists go */
     for (uint32_t i = 0; i < engine->send_slots; i++)
         if (engine->slots[i].op) {
@@ -536,7 +701,8 @@ static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, st
     }
     pthread_mutex_lock(&engine->lock);
     engine->registering--;
-    pthread_cond_broadcast(&engine->news);
+    if (engine->sleepers)
+        pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }

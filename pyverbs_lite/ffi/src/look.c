@@ -50,11 +50,7 @@ static int pvl_look(struct pvl_engine *engine)
             rc = -EIO;
         } else if (n > 0) {
             pthread_mutex_lock(&engine->lock);
-            for (int i = 0; i < n; i++)
-                pvl_complete(engine, &engine->wc[i]);
-            if (engine->lists)
-                pvl_pump(engine);
-            pvl_tell(engine);
+            pvl_enter(engine, n, 0);
             pthread_mutex_unlock(&engine->lock);
             if (round >= PVL_LOOKS)
                 rc = PVL_LOOKED_PART;
@@ -69,7 +65,8 @@ static int pvl_look(struct pvl_engine *engine)
     }
     pthread_mutex_lock(&engine->lock);
     engine->polling = 0;
-    pthread_cond_broadcast(&engine->news);
+    if (engine->sleepers)
+        pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
