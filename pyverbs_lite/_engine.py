@@ -109,7 +109,7 @@ class Engine(Resource):
         except IndexError:
             op = self._pooled()
         try:
-            if type(source) is MRSlice:
+            if isinstance(source, MRSlice):
                 mr = source.mr
                 rc = _move(
                     self._c,
@@ -152,7 +152,7 @@ class Engine(Resource):
 
     def _leave(self, op: Operation, source: Source) -> None:
         """Let go of an operation of the pool, which may be in flight, or have failed."""
-        if type(source) is MRSlice:
+        if isinstance(source, MRSlice):
             op.regions = (source.mr,)
             if not op.ended:  # C keeps it registered; this is for whoever looks for those that use it
                 source.mr._holders.add(op.serial)

@@ -44,7 +44,7 @@ class Mover:
 
     def _source(self, data: Memory | MR | MRSlice) -> Source:
         """Look at data to be sent or to be filled, before anything is done with them."""
-        if type(data) is MRSlice and data.mr.pd is self._pd and data.mr._owned.cdata is not None:
+        if isinstance(data, MRSlice) and data.mr.pd is self._pd and data.mr._owned.cdata is not None:
             return data  # as below
         if not isinstance(data, (MR, MRSlice)):
             return as_bytes_view(data, what="data")
@@ -109,7 +109,7 @@ class Mover:
     ) -> None:
         """Send or write: from registered memory as it is, small data through a cell, the rest registered meanwhile."""
         number = 0 if imm is None else immediate(imm, "imm")
-        if _length(source) <= (self._max_piece if type(source) is MRSlice else CELL):
+        if _length(source) <= (self._max_piece if isinstance(source, MRSlice) else CELL):
             self._engine.move(operation, opcode, source, remote_addr, rkey, number, timeout)
             return
         deadline = Deadline(timeout)
@@ -127,7 +127,7 @@ class Mover:
             return
         if _length(target) != remote.length:
             target = target[: remote.length]
-        if type(target) is MRSlice and target.length <= self._max_piece:
+        if isinstance(target, MRSlice) and target.length <= self._max_piece:
             self._engine.move("read", _READ, target, remote.addr, remote.rkey, 0, timeout)
             return
         deadline = Deadline(timeout)
@@ -228,7 +228,7 @@ class Mover:
 
 
 def _length(source: Source) -> int:
-    return source.length if type(source) is MRSlice else len(source)
+    return source.length if isinstance(source, MRSlice) else len(source)
 
 
 def as_target(buffer: Memory | MR | MRSlice) -> memoryview:
