@@ -23,19 +23,22 @@ from typing import Any, NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
+from ._auth import MAC_SIZE, MECHANISM, NONCE_SIZE, SEAL_SIZE, Auth, Role
 from .endpoint import Endpoint
 from .enums import MTU, AccessFlags, LinkLayer
-from .errors import PeerClosedError, PeerProtocolError, StateError
+from .errors import AuthenticationError, HandshakeError, PeerClosedError, PeerProtocolError, StateError
 from .remote import RemoteBuffer, checked_int
 
 __all__ = [
     "BufferAdded",
     "BufferWithdrawn",
+    "ChallengeReceived",
     "Channel",
     "DomainNamed",
     "Event",
     "GoodbyeReceived",
     "HelloReceived",
+    "ProofReceived",
     "ReadyReceived",
     "RefuseCode",
     "Refused",
@@ -63,6 +66,8 @@ class FrameType(IntEnum):
     GOODBYE = 5
     REFUSE = 6
     DOMAIN = 9
+    CHALLENGE = 16
+    PROOF = 17
 
 
 #: What a peer that does not know it can do without.
@@ -94,10 +99,12 @@ LAYOUTS = {
     "BUFFER": "Q:addr Q:length I:rkey I:access",
     "REFUSE": "H:code",
     "DOMAIN": "Q:domain",
+    "CHALLENGE": f"B:mechanism B:role H:reserved {NONCE_SIZE}s:nonce",
+    "PROOF": f"{MAC_SIZE}s:mac",
 }
 _FIELDS = {layout: re.findall(r":(\w+)", text) for layout, text in LAYOUTS.items()}
 _STRUCTS = {layout: struct.Struct("!" + re.sub(r":\w+", "", text)) for layout, text in LAYOUTS.items()}
-_PREFACE, _HEADER, _HELLO, _BUFFER, _REFUSE, _DOMAIN = _STRUCTS.values()
+_PREFACE, _HEADER, _HELLO, _BUFFER, _REFUSE, _DOMAIN, _CHALLENGE, _PROOF = _STRUCTS.values()
 
 
 def preface(version: int = VERSION, min_version: int = MIN_VERSION) -> bytes:
@@ -167,8 +174,31 @@ class Refused:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChallengeReceived:
+    """The peer wants to see that this side knows the key."""
+
+    role: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReceived:
+    """The peer knows the key: what it says next is sealed."""
+
+    mac: bytes
+
+
 Event: TypeAlias = (
-    HelloReceived | DomainNamed | BufferAdded | BufferWithdrawn | ReadyReceived | GoodbyeReceived | Refused
+    HelloReceived
+    | DomainNamed
+    | BufferAdded
+    | BufferWithdrawn
+    | ReadyReceived
+    | GoodbyeReceived
+    | Refused
+    | ChallengeReceived
+    | ProofReceived
 )
 
 
@@ -224,6 +254,12 @@ def unpack_refusal(payload: bytes) -> Refused:
     return Refused(known.get(code, code), _plain(payload[_REFUSE.size :].decode(errors="replace")))
 
 
+def _unpack_challenge(payload: bytes) -> ChallengeReceived:
+    record = _unpack("CHALLENGE", payload)
+    checked_int(record["mechanism"], MECHANISM, MECHANISM, "mechanism", "HMAC with SHA-256 is the only one")
+    return ChallengeReceived(checked_int(record["role"], min(Role), max(Role), "role"), record["nonce"])
+
+
 def _text(what: str, raw: bytes) -> str:
     try:
         return raw.decode()
@@ -237,7 +273,7 @@ def _plain(text: str) -> str:
 
 
 class _Phase(Enum):
-    START = "before HELLO"
+    OPENING = "before"
     GREETED = "after HELLO"
     READY = "after READY"
     CLOSED = "after GOODBYE"
@@ -246,7 +282,7 @@ class _Phase(Enum):
 
 _OPEN = {_Phase.GREETED: _Phase.GREETED, _Phase.READY: _Phase.READY}
 _CLOSING = dict.fromkeys(_OPEN, _Phase.CLOSED)
-_REFUSING = dict.fromkeys((_Phase.START, *_OPEN), _Phase.REFUSED)
+_REFUSING = dict.fromkeys((_Phase.OPENING, *_OPEN), _Phase.REFUSED)
 _ENDED = (_Phase.CLOSED, _Phase.REFUSED)
 
 
@@ -260,14 +296,20 @@ class _Frame(NamedTuple):
 
 
 _FRAMES: dict[int, _Frame] = {
-    FrameType.HELLO: _Frame(_HELLO.size, _HELLO.size, {_Phase.START: _Phase.GREETED}, _unpack_hello),
+    FrameType.HELLO: _Frame(_HELLO.size, _HELLO.size, {}, _unpack_hello),
     FrameType.READY: _Frame(0, 0, {_Phase.GREETED: _Phase.READY}, lambda _: ReadyReceived()),
     FrameType.BUFFER: _Frame(_BUFFER.size + 1, _BUFFER.size + MAX_NAME, _OPEN, _unpack_buffer),
     FrameType.WITHDRAW: _Frame(1, MAX_NAME, _OPEN, _unpack_withdraw),
     FrameType.GOODBYE: _Frame(0, 0, _CLOSING, lambda _: GoodbyeReceived()),
     FrameType.REFUSE: _Frame(_REFUSE.size, _REFUSE.size + MAX_REASON, _REFUSING, unpack_refusal),
     FrameType.DOMAIN: _Frame(_DOMAIN.size, _DOMAIN.size, {_Phase.GREETED: _Phase.GREETED}, _unpack_domain),
+    FrameType.CHALLENGE: _Frame(_CHALLENGE.size, _CHALLENGE.size, {}, _unpack_challenge),
+    FrameType.PROOF: _Frame(_PROOF.size, _PROOF.size, {}, ProofReceived),
 }
+#: What a side says first, in this order: without a key, with one, and with one that comes after the records.
+_OPENING = (FrameType.HELLO,)
+_OPENING_PROVED = (FrameType.CHALLENGE, FrameType.PROOF, FrameType.HELLO)
+_OPENING_PROVED_LATER = (FrameType.HELLO, FrameType.CHALLENGE, FrameType.PROOF)
 
 
 class _Side:
@@ -276,19 +318,26 @@ class _Side:
     def __init__(self, who: str, error: type[StateError | PeerProtocolError]) -> None:
         self.who = who
         self.error = error
-        self.phase = _Phase.START
         self.domain = 0
+        self.phase = _Phase.OPENING
+        self.opening: tuple[FrameType, ...] = _OPENING  # what is still to come of it
         self.names: set[str] = set()
+
+    @property
+    def may(self) -> list[FrameType]:
+        """What may come next."""
+        return [*self.opening[:1], *(FrameType(kind) for kind, frame in _FRAMES.items() if self.phase in frame.next)]
+
+    @property
+    def place(self) -> str:
+        return f"before {self.opening[0].name}" if self.phase is _Phase.OPENING else self.phase.value
 
     def check_order(self, kind: int) -> None:
         # A frame of a later version, to be skipped, may stand wherever BUFFER may.
-        known = _FRAMES.get(kind)
-        if self.phase not in (known.next if known else _OPEN):
-            name = FrameType(kind).name if known else f"a frame of type {kind}"
-            may = [FrameType(other).name for other, frame in _FRAMES.items() if self.phase in frame.next]
-            raise self.error(
-                f"{self.who} sent {name} {self.phase.value}, where {' or '.join(may) or 'nothing'} may come"
-            )
+        if (kind not in self.may) if kind in _FRAMES else (self.phase not in _OPEN):
+            name = FrameType(kind).name if kind in _FRAMES else f"a frame of type {kind}"
+            may = " or ".join(other.name for other in self.may) or "nothing"
+            raise self.error(f"{self.who} sent {name} {self.place}, where {may} may come")
 
     def step(self, kind: int, event: Event) -> None:
         self.check_order(kind)
@@ -305,7 +354,12 @@ class _Side:
                 if name not in self.names:
                     raise self.error(f"{self.who} withdrew {name!r}, and no buffer has that name")
                 self.names.remove(name)
-        self.phase = _FRAMES[kind].next[self.phase]
+        if self.opening[:1] == (kind,):
+            self.opening = self.opening[1:]
+            self.phase = self.phase if self.opening else _Phase.GREETED
+        else:
+            self.opening = ()
+            self.phase = _FRAMES[kind].next[self.phase]
 
 
 #: First bytes -> what speaks there.
@@ -320,7 +374,7 @@ _STRANGERS: tuple[tuple[bytes, str], ...] = (
     (bytes(4), "zeros"),
 )
 _EOF_TEXTS = {
-    _Phase.START: "before its HELLO: it gave up, or it is not this protocol that is there",
+    _Phase.OPENING: ": it gave up, or it is not this protocol that is there",
     _Phase.GREETED: "within the handshake, after HELLO and before READY: it gave up or its process ended",
     _Phase.READY: "without a GOODBYE: its process is gone",
 }
@@ -348,13 +402,43 @@ class Channel:
 
     def __init__(self) -> None:
         self.version: int | None = None
-        self.error: PeerProtocolError | PeerClosedError | None = None
+        self.error: HandshakeError | None = None
         self._inbox = bytearray()
         self._outbox = bytearray(preface())
         self._local = _Side("this side", StateError)
         self._remote = _Side("the peer", PeerProtocolError)
+        self._auth: Auth | None = None
+        self._silent = True  # nothing was said yet
         self._recognised = False
         self._eof = False
+
+    def demand(self, auth: Auth) -> None:
+        """From the start: believe the peer nothing before it has proved that it knows the key, and prove it too."""
+        self._auth = auth
+        opening = _OPENING_PROVED_LATER if auth.hello_first else _OPENING_PROVED
+        self._local.opening = self._remote.opening = opening
+        auth.note(auth.role, self._outbox)
+
+    def challenge(self) -> None:
+        """Queue what the peer is to prove its key with."""
+        event = ChallengeReceived(self._keyed.role, self._keyed.nonce)
+        self._say(FrameType.CHALLENGE, event, _CHALLENGE.pack(MECHANISM, event.role, 0, event.nonce))
+
+    def prove(self) -> None:
+        """Queue the proof that this side knows the key; after the peer's challenge, and who accepts after its proof.
+
+        What is said next is sealed.
+        """
+        self._local.check_order(FrameType.PROOF)
+        mac = self._keyed.proof()
+        self._say(FrameType.PROOF, ProofReceived(mac), mac)
+        self._keyed.proved()
+
+    @property
+    def _keyed(self) -> Auth:
+        if self._auth is None:
+            raise StateError("this channel has no key")
+        return self._auth
 
     def hello(self, endpoint: Endpoint) -> None:
         """Queue the first frame: this side's QP and what it can do."""
@@ -394,7 +478,7 @@ class Channel:
 
     def data_to_send(self) -> bytes:
         """Return the queued bytes and forget them; never raises, so that a refusal leaves also after an error."""
-        if self._local.phase is _Phase.START:
+        if self._silent:
             return b""
         data = bytes(self._outbox)
         self._outbox.clear()
@@ -407,6 +491,7 @@ class Channel:
 
         Raises:
             PeerProtocolError: the peer broke the protocol; see ``error`` for when events came before it.
+            AuthenticationError: it does not know the key, or only one side has one, or a frame was changed.
             StateError: the peer's end was reported already.
 
         """
@@ -417,9 +502,10 @@ class Channel:
         events: list[Event] = []
         try:
             self._parse(events)
-        except PeerProtocolError as error:
+        except (PeerProtocolError, AuthenticationError) as error:
             if self._recognised and self._local.phase not in _ENDED:
-                self.refuse(RefuseCode.PROTOCOL if self.version else RefuseCode.VERSION, str(error))
+                code = RefuseCode.PROTOCOL if self.version else RefuseCode.VERSION
+                self.refuse(RefuseCode.AUTHENTICATION if isinstance(error, AuthenticationError) else code, str(error))
             self._fail(error)
             if not events:
                 raise
@@ -436,14 +522,15 @@ class Channel:
         self._eof = True
         if self._local.phase in _ENDED or self._remote.phase in _ENDED:
             return []
-        text = f"the peer closed the connection {_EOF_TEXTS[self._remote.phase]}"
+        where = f"before its {self._remote.opening[0].name}" if self._remote.opening else ""
+        text = f"the peer closed the connection {where}{_EOF_TEXTS[self._remote.phase]}"
         if self._inbox:
             text += f"; the last it sent is unfinished: {bytes(self._inbox[:16])!r}"
         error = PeerClosedError(text)
         self._fail(error)
         raise error
 
-    def _fail(self, error: PeerProtocolError | PeerClosedError) -> None:
+    def _fail(self, error: HandshakeError) -> None:
         self.error = error
         self._inbox.clear()
 
@@ -454,7 +541,13 @@ class Channel:
     def _say(self, kind: FrameType, event: Event, payload: bytes = b"") -> None:
         self._raise_failure()
         self._local.step(kind, event)
-        self._outbox += frame_header(kind, len(payload)) + payload
+        frame = frame_header(kind, len(payload)) + payload
+        self._silent = False
+        self._outbox += frame
+        if self._auth is not None:
+            if kind is not FrameType.PROOF:
+                self._auth.note(self._auth.role, frame)
+            self._outbox += self._auth.seal(frame)
 
     def _parse(self, events: list[Event]) -> None:
         what = "first message"
@@ -471,16 +564,31 @@ class Channel:
                 kind, end = header["type"], _HEADER.size + header["length"]
                 what = FrameType(kind).name if kind in _FRAMES else f"frame of type {kind}"
                 self._check_header(**header)
-                if len(self._inbox) < end:
+                whole = end + (SEAL_SIZE if self._auth is not None and self._auth.sealed(self._auth.role.other) else 0)
+                if len(self._inbox) < whole:
                     return
-                payload = bytes(self._inbox[_HEADER.size : end])
-                del self._inbox[:end]
+                frame, seal = bytes(self._inbox[:end]), bytes(self._inbox[end:whole])
+                del self._inbox[:whole]
+                if seal:
+                    self._keyed.check_seal(frame, seal)
                 if kind in _FRAMES:
-                    event = _FRAMES[kind].decode(payload)
+                    event = _FRAMES[kind].decode(frame[_HEADER.size :])
+                    self._judge(frame, event)
                     self._remote.step(kind, event)
                     events.append(event)
         except ValueError as error:
             raise PeerProtocolError(f"the peer's {what}: {error}") from error
+
+    def _judge(self, frame: bytes, event: Event) -> None:
+        """Let the keeper of the key see what the peer says."""
+        if self._auth is None:
+            return
+        if isinstance(event, ProofReceived):
+            self._auth.check_proof(event.mac)
+            return
+        self._auth.note(self._auth.role.other, frame)
+        if isinstance(event, ChallengeReceived):
+            self._auth.check_challenge(event.role, event.nonce)
 
     def _check_header(self, type: int, flags: int, length: int) -> None:
         # All that a header can tell is checked before the payload is waited for.
@@ -490,6 +598,10 @@ class Channel:
         checked_int(length, least, most, "length")
         if not known and not flags & MAY_IGNORE:
             raise ValueError(f"type {type} is unknown to version {VERSION}, and must not be ignored")
+        proofs = {FrameType.CHALLENGE, FrameType.PROOF}
+        keyless = proofs.intersection(self._remote.opening) and type not in {*proofs, *self._remote.may}
+        if (known and keyless) or (type == FrameType.CHALLENGE and self._auth is None):
+            raise AuthenticationError("only one of the two sides was given an authkey: give both the same one")
         self._remote.check_order(type)
 
     def _read_preface(self) -> bool:
@@ -506,6 +618,8 @@ class Channel:
             raise ValueError(
                 f"it speaks versions {oldest} to {newest} of the protocol, and this side {MIN_VERSION} to {VERSION}"
             )
+        if self._auth is not None:
+            self._auth.note(self._auth.role.other, self._inbox[: _PREFACE.size])
         del self._inbox[: _PREFACE.size]
         self.version = min(newest, VERSION)
         return True

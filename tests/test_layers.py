@@ -33,6 +33,7 @@ LAYERS = {
     "remote": 2,
     "wire": 2,
     "_private_data": 2,
+    "_auth": 2,
     "_access": 1,
     "_attr_c": 3,
     "_factories": 3,
