@@ -15,7 +15,7 @@ from ._cm_control import CMControl
 from ._cm_link import CMLink
 from ._control import Peer
 from ._control_base import refusal
-from ._establish import LAST_WORD, reason_for, tell_why
+from ._establish import LAST_WORD, demand_key, drive, reason_for, swap_proofs, tell_why
 from ._private_data import pack_refusal, read_refusal
 from ._settings import Settings
 from .cmid import CMID
@@ -29,7 +29,7 @@ __all__ = ["establish_accepting", "establish_connecting"]
 class _Attempt:
     """One connection on its way; whatever fails, everything is closed again, and the peer told why."""
 
-    def __init__(self, cmid: CMID, settings: Settings, deadline: Deadline) -> None:
+    def __init__(self, cmid: CMID, settings: Settings, deadline: Deadline, *, accepting: bool) -> None:
         try:
             self.control = CMControl(cmid)
         except BaseException:
@@ -38,6 +38,8 @@ class _Attempt:
         self.peer = Peer(self.control)
         self.id = cmid
         self.settings = settings
+        self.accepting = accepting
+        self.keyed = demand_key(self.control, settings, accepting=accepting, hello_first=True)
         self.deadline = deadline
         self.link: CMLink | None = None
         self.connected = False
@@ -50,6 +52,12 @@ class _Attempt:
         link = self.link = CMLink(self.settings, self.control, self.peer)
         self.control.channel.hello(link.endpoint)
         return link, self.control.hello_data()
+
+    def authenticate(self) -> None:
+        """Swap proofs of the key, which cover both records, before anything that is named."""
+        if self.keyed:
+            drive(self.control, swap_proofs(self.control, accepting=self.accepting), self.peer, self.deadline)
+            self.control.flush(self.deadline)
 
     def greet(self, link: CMLink) -> None:
         """Say which buffers there are, and that this side is ready."""
@@ -93,7 +101,7 @@ def establish_connecting(cmid: CMID, settings: Settings, deadline: Deadline) -> 
         HandshakeError: or the subclass that says what the peer or the network did.
         As ``CMLink``, for what this side lacks.
     """
-    attempt = _Attempt(cmid, settings, deadline)
+    attempt = _Attempt(cmid, settings, deadline, accepting=False)
     try:
         link, private_data = attempt.make_link()
         attempt.answer_due = True
@@ -112,6 +120,7 @@ def establish_connecting(cmid: CMID, settings: Settings, deadline: Deadline) -> 
             cmid.establish()
         link.in_rts()
         attempt.connected = True
+        attempt.authenticate()
         attempt.greet(link)
         attempt.expect_ready()
         link.engine.watch_peer()
@@ -127,7 +136,7 @@ def establish_accepting(cmid: CMID, settings: Settings, deadline: Deadline) -> C
     Raises:
         As ``establish_connecting``.
     """
-    attempt = _Attempt(cmid, settings, deadline)
+    attempt = _Attempt(cmid, settings, deadline, accepting=True)
     try:
         assert cmid.event is not None
         attempt.control.take_hello(cmid.event.private_data)
@@ -147,6 +156,7 @@ def establish_accepting(cmid: CMID, settings: Settings, deadline: Deadline) -> C
             raise PeerClosedError(f"{attempt.control.peer} gave up before it was accepted: {error}") from error
         link.in_rts()
         attempt.connected = True
+        attempt.authenticate()
         attempt.expect_ready()
         attempt.greet(link)
         link.engine.watch_peer()

@@ -7,18 +7,19 @@ makes anything, so a stranger costs it nothing, and it can pick a GID of the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from ipaddress import IPv6Address
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ._args import Deadline
-from ._buffer import Memory
+from ._auth import Auth, Role, key_bytes
 from ._control import Control, Peer
 from ._control_base import ControlBase
 from ._link import Link
 from ._settings import Settings
 from .errors import (
+    AuthenticationError,
     DeviceNotFoundError,
     GIDError,
     HandshakeError,
@@ -28,9 +29,21 @@ from .errors import (
     RouteError,
     StateError,
 )
-from .wire import Event, HelloReceived, ReadyReceived, RefuseCode
+from .wire import ChallengeReceived, Event, HelloReceived, ProofReceived, ReadyReceived, RefuseCode
 
-__all__ = ["LAST_WORD", "Steps", "establish", "handshake", "reason_for", "tell_why"]
+__all__ = [
+    "LAST_WORD",
+    "Steps",
+    "demand_key",
+    "drive",
+    "establish",
+    "handshake",
+    "reason_for",
+    "swap_proofs",
+    "tell_why",
+]
+
+_T = TypeVar("_T")
 
 #: How long a peer that is told why may take to read that, in seconds.
 LAST_WORD = 0.3
@@ -38,6 +51,7 @@ _CODES: tuple[tuple[type[BaseException], RefuseCode], ...] = (
     (RouteError, RefuseCode.ROUTE),
     (HandshakeTimeout, RefuseCode.TIMEOUT),
     (PeerProtocolError, RefuseCode.PROTOCOL),
+    (AuthenticationError, RefuseCode.AUTHENTICATION),
     (HandshakeError, RefuseCode.MISMATCH),
     (DeviceNotFoundError, RefuseCode.RESOURCES),
     (GIDError, RefuseCode.RESOURCES),
@@ -45,15 +59,17 @@ _CODES: tuple[tuple[type[BaseException], RefuseCode], ...] = (
 )
 
 
-#: The handshake of one side, step by step: it yields which event of the peer's it waits for, or None to go on once
-#: what is queued was handed to the carrier, and returns the link.
-Steps: TypeAlias = Generator[type[Event] | None, Event | None, Link]
+#: A conversation with the peer, step by step: it yields which event of the peer's it waits for, or None to go on once
+#: what is queued was handed to the carrier.
+_Talk: TypeAlias = Generator[type[Event] | None, Event | None, _T]
+#: The handshake of one side; it returns the link.
+Steps: TypeAlias = _Talk[Link]
 
 
 def handshake(
     control: ControlBase,
     make_link: Callable[[IPv6Address | None], Link],
-    buffers: Mapping[str, Memory],
+    settings: Settings,
     deadline: Deadline,
     *,
     accepting: bool,
@@ -64,20 +80,23 @@ def handshake(
 
     Args:
         make_link: makes the verbs objects; it is told the peer's GID, if that is known.
-        buffers: name -> buffer: what the peer is to have from the start.
+        settings: the key, and which buffers the peer is to have from the start.
         deadline: for what this side tells the peer in between.
 
     Raises:
         PeerProtocolError: the peer is ahead of what it can know.
+        AuthenticationError: it does not know the key.
         As ``make_link``, ``Link.introduce`` and ``Link.to_rts``.
     """
     link: Link | None = None
     try:
+        if demand_key(control, settings, accepting=accepting):
+            yield from swap_proofs(control, accepting=accepting)
         hello = (yield HelloReceived) if accepting else None
         link = make_link(hello.endpoint.gid if isinstance(hello, HelloReceived) else None)
         if control.has(ReadyReceived):  # the order rules of the channel look at one direction only
             raise PeerProtocolError("the peer sent READY before it can know this side's record")
-        link.introduce(buffers, deadline)
+        link.introduce(settings.buffers, deadline)
         if hello is None:
             hello = yield HelloReceived
         else:
@@ -106,15 +125,9 @@ def establish(control: Control, settings: Settings, deadline: Deadline, *, accep
     def make_link(remote_gid: IPv6Address | None) -> Link:
         return Link(settings, control, peer, remote_gid)
 
-    steps = handshake(control, make_link, settings.buffers, deadline, accepting=accepting)
+    steps = handshake(control, make_link, settings, deadline, accepting=accepting)
     try:
-        wanted = next(steps)
-        while True:
-            control.flush(deadline)
-            wanted = steps.send(None if wanted is None else control.expect(wanted, deadline, peer.note))
-    except StopIteration as end:
-        link: Link = end.value
-        return link
+        return drive(control, steps, peer, deadline)
     except BaseException as error:
         try:
             steps.close()
@@ -125,6 +138,42 @@ def establish(control: Control, settings: Settings, deadline: Deadline, *, accep
             told = control.channel.version is not None and isinstance(error, Exception)
             control.close(LAST_WORD if told and not isinstance(error, HandshakeTimeout) else 0.0)
         raise
+
+
+def demand_key(control: ControlBase, settings: Settings, *, accepting: bool, hello_first: bool = False) -> bool:
+    """Let the peer be believed nothing before it has proved the key, if there is one; before it is listened to."""
+    if settings.authkey is None:
+        return False
+    role = Role.ACCEPTS if accepting else Role.CONNECTS
+    control.channel.demand(Auth(key_bytes(settings.authkey), role, hello_first=hello_first))
+    return True
+
+
+def swap_proofs(control: ControlBase, *, accepting: bool) -> _Talk[None]:
+    """Prove the key to the peer, and see it proved; who accepts tells nothing to who has not proved it."""
+    channel = control.channel
+    if accepting:
+        yield ChallengeReceived
+        channel.challenge()
+        yield ProofReceived
+        channel.prove()
+    else:
+        channel.challenge()
+        yield ChallengeReceived
+        channel.prove()
+        yield ProofReceived
+
+
+def drive(control: ControlBase, talk: _Talk[_T], peer: Peer, deadline: Deadline) -> _T:
+    """Go through a conversation, and wait for each step; return what it returns."""
+    try:
+        wanted = next(talk)
+        while True:
+            control.flush(deadline)
+            wanted = talk.send(None if wanted is None else control.expect(wanted, deadline, peer.note))
+    except StopIteration as end:
+        outcome: _T = end.value
+        return outcome
 
 
 def reason_for(error: BaseException) -> tuple[RefuseCode, str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from . import gid
 from ._args import Deadline, check_int
+from ._auth import key_bytes
 from ._buffer import Memory, as_bytes_view
 from ._options import Options, Tuning
 from .device import Context, devices
@@ -36,6 +37,7 @@ class ConnectOptions(Tuning, total=False):
     gid_netdev: str | None
     buffers: Mapping[str, Memory] | None
     timeout: float | None
+    authkey: bytes | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class Settings:
     Attributes:
         buffers: name -> buffer: what the peer is to have from the start.
         timeout: seconds for the handshake.
+        authkey: what the peer must know too, as bytes.
         options: how the connection is tuned.
     """
 
@@ -55,6 +58,7 @@ class Settings:
     gid_netdev: str | None = None
     buffers: Mapping[str, Memory] = field(default_factory=dict)
     timeout: float | None = 10.0
+    authkey: bytes | str | None = field(default=None, repr=False)
     options: Options = field(default_factory=Options)
 
     @classmethod
@@ -90,6 +94,8 @@ class Settings:
             except ValueError:
                 raise ValueError(f"gid_ip is not an IP address: {self.gid_ip!r}") from None
         object.__setattr__(self, "buffers", check_buffers(self.buffers))
+        if self.authkey is not None:
+            object.__setattr__(self, "authkey", key_bytes(self.authkey))
         Deadline(self.timeout)  # refuse a bad one here rather than at the first accept()
 
     def check_device(self) -> None:

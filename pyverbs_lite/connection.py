@@ -270,10 +270,13 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
             the TCP address is not the right one.
         buffers: name -> buffer: registered before the connection is made, so the peer has them from the start.
         timeout: seconds for all of it.
+        authkey: a key that both sides must have, bytes or text; each proves it to the other before anything else, and
+            it never travels. Without one, whoever reaches the port gets a connection. See docs/security.md.
         The others tune the connection: see ``Options``.
 
     Raises:
         HandshakeTimeout: not done in time.
+        AuthenticationError: the peer has another key, or only one side has one.
         HandshakeError: the peer refused, closed, or spoke another protocol.
         DeviceNotFoundError, GIDError: this machine has no usable device, port or GID.
         RouteError: no RDMA path to the peer's GID.
