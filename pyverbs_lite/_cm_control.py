@@ -115,6 +115,8 @@ class CMControl(ControlBase):
             raise
         except VerbsError as error:
             self._unsent.clear()
+            if said := self._last_word():
+                raise said from error
             raise PeerClosedError(f"{self.peer} cannot be told any more: {error}") from error
 
     def _late(self, deadline: Deadline) -> HandshakeTimeout:

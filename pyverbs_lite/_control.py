@@ -16,7 +16,6 @@ from .errors import (
     HandshakeError,
     HandshakeTimeout,
     PeerClosedError,
-    PeerProtocolError,
     VerbsError,
 )
 from .remote import RemoteBuffer
@@ -122,11 +121,8 @@ class Control(ControlBase):
             except OSError as error:
                 self._torn = False
                 self._unsent.clear()
-                # A peer that leaves may have said why before: what it said comes first.
-                with suppress(PeerClosedError, PeerProtocolError):
-                    self._events.extend(self._receive())
-                if self._events and isinstance(last := self._events[-1], Refused):
-                    raise refusal(self.peer, last) from error
+                if said := self._last_word():
+                    raise said from error
                 raise PeerClosedError(f"{self.peer} closed the control connection: {error}") from error
             self._torn = False
             return not self._unsent

@@ -122,6 +122,13 @@ class ControlBase(ABC):
         """Whether events were read that nobody has taken."""
         return bool(self._events)
 
+    def _last_word(self) -> HandshakeError | None:
+        """Return why the peer has refused, where nothing can be sent to it: it may have left, and said why before."""
+        with suppress(HandshakeError):
+            self._events.extend(self._receive())
+        last = self._events[-1] if self._events else None
+        return refusal(self.peer, last) if isinstance(last, Refused) else None
+
     def _check_whole(self) -> None:
         if self._torn:
             raise PeerClosedError(f"the control connection with {self.peer} was interrupted within a message")
