@@ -40,7 +40,7 @@ CDEF = (
     *("sa", "cma", "cma_info", "rdma_verbs", "pvl", "pvl_ex", "pvl_cm"),
 )
 SOURCES = (
-    *("names", "wait", "events", "cm", "poll_ex", "wr_api"),
+    *("names", "wait", "events", "cm", "poll_ex", "wr_api", "receives"),
     *("framing", "engine", "credit", "pump", "look", "memory"),
 )
 INCLUDES = """\

@@ -114,8 +114,8 @@ def path_of(conn: Any, part: Any, remote: Any) -> Path:
         remote.addr,
         part.lkey,
         remote.rkey,
-        table.recv_addr,
+        table.receives.addr,
         1 << 63,
-        table.recv_size,
-        table.recv_lkey,
+        table.receives.stride,
+        table.receives.lkey,
     )

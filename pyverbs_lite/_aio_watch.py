@@ -124,6 +124,7 @@ class Watch:
             engine._conclude()
         if framing.control_arrived != framing.control_taken or framing.malformed:
             engine.read_peer()
+            engine.check_framing()
         self.note_failure()
         for turns in self.turns:
             turns.wake()

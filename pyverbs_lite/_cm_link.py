@@ -9,7 +9,8 @@ from ipaddress import IPv6Address
 from ._args import Deadline
 from ._cm_control import CONTROL_CHUNK, CMControl
 from ._control import Peer
-from ._framed import CONTROL_RECEIVES, HEADER, FramedEngine, untold
+from ._engine import CREDIT_RECEIVES, HEADER
+from ._framed import CONTROL_RECEIVES, FramedEngine
 from ._link import Link
 from ._options import Options
 from ._settings import Settings
@@ -18,7 +19,7 @@ from .cm_events import ConnParam
 from .device import Context
 from .endpoint import Endpoint
 from .enums import AccessFlags, GIDType, QPState, TransportType
-from .errors import ClosedError, DeviceNotFoundError, GIDError, PeerProtocolError, VerbsError
+from .errors import ClosedError, DeviceNotFoundError, GIDError, HandshakeError, PeerProtocolError, VerbsError
 from .gid import GidEntry
 
 __all__ = ["CMLink"]
@@ -40,8 +41,8 @@ class CMLink(Link):
         As ``Link``.
     """
 
-    _header = HEADER
-    _send_sge = 2
+    _credit_receives = CREDIT_RECEIVES + 2  # control bytes are told of by the half
+    _control_receives = CONTROL_RECEIVES
     _engine = FramedEngine
     engine: FramedEngine
 
@@ -68,23 +69,17 @@ class CMLink(Link):
         pass  # every transport that has a connection manager
 
     def _fit(self, options: Options) -> Options:
-        fitted, limits = super()._fit(options), self.context.query_device()
-        most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - CONTROL_RECEIVES) * 2 // 3)
+        fitted = super()._fit(options)
         pkey_index = self.id.init_qp_attr(QPState.INIT).pkey_index
         return replace(
             fitted,
             send_depth=max(fitted.send_depth, 1 + self.iwarp),  # a write with an immediate is two requests on iWARP
-            recv_depth=min(fitted.recv_depth, most),
             pkey_index=fitted.pkey_index if pkey_index is None else pkey_index,
         )
 
     @property
-    def _spare(self) -> int:
-        return CONTROL_RECEIVES + untold(self.options.recv_depth)
-
-    @property
     def _slot_size(self) -> int:
-        return max(self.options.max_message_size, CONTROL_CHUNK) + self._header
+        return max(self.options.max_message_size, CONTROL_CHUNK) + HEADER
 
     def _choose_gid(self, settings: Settings, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
         table = self.context.gid_table(self.port_num)
@@ -116,19 +111,19 @@ class CMLink(Link):
 
     def _endpoint(self) -> Endpoint:
         endpoint, path_mtu = super()._endpoint(), self.id.path_mtu
-        depth = self.options.recv_depth
         return replace(
             endpoint,
-            recv_depth=depth + untold(depth),
             mtu=endpoint.mtu if path_mtu is None else min(endpoint.mtu, path_mtu),
         )
 
     def agree(self, remote: Endpoint) -> None:
-        """Work out what both sides can do, and put headers in front of messages from now on."""
+        """Work out what both sides can do, and begin to count receives."""
+        if remote.credit_depth < self._credit_receives:
+            raise HandshakeError(
+                f"the peer keeps {remote.credit_depth} receives for credits, and this side may send"
+                f" {self._credit_receives} before the peer has noticed one"
+            )
         super().agree(remote)
-        longest = self.agreed.max_rdma_size - self._header
-        self.agreed = replace(self.agreed, max_send_size=min(self.agreed.max_send_size, longest))
-        self.engine.frame_on(self.options.recv_depth, remote.recv_depth, immediates=not self.iwarp)
 
     def to_rts(self, remote: Endpoint) -> None:
         """Bring the QP to RTS; on iWARP only work out what both sides can do."""

@@ -19,16 +19,23 @@ from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
 from ._operation import Arrival, Operation, Region, Request, Source, TemporaryMR, repeated
+from ._receives import Receives
 from ._resource import Resource
 from .cq import SLICE, SPIN
+from .endpoint import LEAST_CREDITS
 from .enums import AccessFlags, QPState, WCOpcode, WCStatus
-from .errors import ClosedError, CompletionError, QueueFullError, VerbsError, WaitTimeout
+from .errors import ClosedError, CompletionError, PeerProtocolError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .qp import QP
 from .wr import completion_error
 
-__all__ = ["Engine"]
+__all__ = ["CREDIT_RECEIVES", "HEADER", "Engine", "untold"]
+
+#: Bytes in front of every two-sided message; ``ffi/src/framing.c`` has the layout.
+HEADER: int = lib.PVL_HEADER_BYTES
+#: So many credits, at most, can be on their way before the peer has noticed one: see ``Engine.grant``.
+CREDIT_RECEIVES = LEAST_CREDITS
 
 _SPIN_NS = int(SPIN * 1e9)
 _SLICE_NS = int(SLICE * 1e9)
@@ -47,32 +54,31 @@ class Engine(Resource):
     Args:
         qp: the QP; its CQ, which must have a channel, is used for nothing else.
         staging: a region with one cell of equal size for each send slot.
-        ring: a region with ``recv_slots`` receive buffers of equal size.
+        receives: where messages arrive, and so many at a time.
         peer: the other side; its control connection is read whenever it has something to say.
 
     Attributes:
         failure: why the connection is over, or None.
+        ending: why this side is about to end the connection, while it says goodbye.
     """
 
+    ending: VerbsError | None = None
     _flush_time = _FLUSH_TIME
 
-    def __init__(self, qp: QP, *, staging: MR, send_slots: int, ring: MR, recv_slots: int, peer: Peer) -> None:
+    def __init__(self, qp: QP, *, staging: MR, send_slots: int, receives: Receives, peer: Peer) -> None:
         raw = qp._handle
         # Operations that ``move`` uses over and over. All of them are kept, for C may know one that Python lost on the
         # way: to an interrupt.
         self._idle: list[Operation] = []
         self._pool: set[Operation] = set()
-        table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, recv_slots)
+        table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, receives.c, receives.slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
         self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
         self._c.spin_ns = _SPIN_NS
-        self._c.recv_size = ring.length // recv_slots
-        self._c.recv_addr, self._c.recv_lkey = ring.addr, ring.lkey
         self._c.cell_size = staging.length // send_slots
         self._c.cell_addr, self._c.cell_lkey = staging.addr, staging.lkey
         self._c.max_inline = min(qp.cap.max_inline_data, self._c.cell_size)
-        self._qp, self._staging, self._ring, self._peer = qp, staging, ring, peer
-        self._header = 0  # bytes in front of every message; see framing.c
+        self._qp, self._staging, self._receives, self._peer = qp, staging, receives, peer
         self._watching = False
         self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
         self._live: set[Operation] = set()
@@ -87,6 +93,22 @@ class Engine(Resource):
         # The memory of the table is freed by ffi.gc, when no thread can be in it any more.
         self._own(self._c, lib.pvl_stop, qp, label=f"Engine of QP {qp.qp_num:#x}")
         _engines.add(self)
+
+    def grant(self, depth: int, granted: int, *, control: int = 0, immediates: bool = True) -> None:
+        """Begin to count receives; before the first message of either side.
+
+        This side tells of those that it has posted again once they are more than ``untold``. A peer that has not
+        noticed the last credit can send no more than had been posted before it, which is at most three times as many:
+        so no more than ``CREDIT_RECEIVES`` are on their way to it. Those of ``control`` are told of by the half.
+
+        Args:
+            depth: receives for messages here that the peer can rely on; ``untold`` of it more are posted.
+            granted: receives for messages that are posted at the peer.
+            control: receives for control bytes on either side, where those come this way.
+            immediates: whether the transport has any; else a message brings that of an RDMA write.
+        """
+        more = untold(depth)
+        lib.pvl_grant(self._c, depth + more, more + 1, granted, control, control // 2, not immediates)
 
     # ------------------------------------------------------------ sending
 
@@ -381,9 +403,8 @@ class Engine(Resource):
         index = c.taken
         raw = c.arrivals[index % c.recv_slots]
         opcode = WCOpcode(raw.opcode)
-        start = raw.slot * c.recv_size + self._header
         length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
-        view = self._ring.view[start : start + length]
+        view = self._receives.view(raw.slot, HEADER, length)
         take(Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode))
         if rc := lib.pvl_take(c, index):
             self.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
@@ -408,7 +429,14 @@ class Engine(Resource):
         news = framing.control_arrived != framing.control_taken or framing.malformed
         if self._watching and (news or (rc > 0 and rc & lib.PVL_WOKE_PEER)):
             self.read_peer()
+        self.check_framing()
         return bool(rc == 0)
+
+    def check_framing(self) -> None:
+        """End the connection if the peer has sent a message that is none."""
+        if self._c.framing.malformed and self.failure is None:
+            text = "the peer sent a message without a header that this protocol knows, or more than it was granted"
+            self.fail(PeerProtocolError(text))
 
     def watch_peer(self) -> None:
         """From now on, wake waiters also when the peer says something, or is gone."""
@@ -421,7 +449,7 @@ class Engine(Resource):
         heard = self._peer.heard
         if self.failure is None and (over := self._peer.read()) is not None:
             self._c.peer_fd = -1  # it would stay readable
-            if self._c.in_flight:
+            if self.in_flight:
                 # A peer that has got its answer may leave before the acknowledgement of that answer is noticed here.
                 lib.pvl_progress(self._c, lib.PVL_UNTIL_SENT, ffi.NULL, 0, _LAST_ACK_NS)
             self.fail(over)
@@ -472,10 +500,22 @@ class Engine(Resource):
     def _conclude(self) -> None:
         """After a request has failed: find the reason, which may be among the completions not seen yet."""
         c = self._c
+        if self._watching and not c.cause and self.failure is None:
+            # A peer that has heard the goodbye may end the connection before this side does.
+            if self.ending is not None:
+                self.fail(self.ending)
+            # The QP may fail before the news comes that the peer has left; and it may have said why.
+            self.read_peer()
         if self.failure is None:
             if not c.cause:
                 self.drain(Deadline(self._flush_time))
-            failed = (c.cause, c.cause_wr_id, c.cause_vendor_err) if c.cause else (WCStatus.WR_FLUSH_ERR, 0, 0)
+            own = c.own
+            if c.cause:
+                failed = c.cause, c.cause_wr_id, c.cause_vendor_err
+            elif own.status:
+                failed = own.status, own.wr_id, own.vendor_err
+            else:
+                failed = WCStatus.WR_FLUSH_ERR, 0, 0
             self.fail(self._completion_error(*failed))
 
     def drain(self, deadline: Deadline) -> bool:
@@ -491,8 +531,9 @@ class Engine(Resource):
 
     @property
     def in_flight(self) -> int:
-        """How many requests have been posted and not completed."""
-        return int(self._c.in_flight)
+        """How many requests have been posted and not completed, credits aside."""
+        own = self._c.own
+        return int(self._c.in_flight - (own.posted - own.done))
 
     # ------------------------------------------------------------ the end
 
@@ -517,6 +558,11 @@ class Engine(Resource):
         if isinstance(cause, CompletionError):
             raise ClosedError(f"{operation}: this connection is over, because {cause}") from cause
         raise repeated(cause, operation)
+
+
+def untold(depth: int) -> int:
+    """Return how many receives may have been posted again without the peer being told, at such a depth."""
+    return max(0, depth // 2 - 1)
 
 
 def _forget_in_child() -> None:

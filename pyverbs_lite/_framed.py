@@ -1,53 +1,31 @@
-"""An engine whose messages carry a header, so that the control channel's bytes travel between them."""
+"""An engine for connections that have no socket beside them: the control channel's bytes travel between messages."""
 
 from __future__ import annotations
 
 import errno
 
 from ._args import Deadline
-from ._check import check_rc, os_error
-from ._engine import Engine
+from ._check import os_error
+from ._engine import HEADER, Engine
 from ._operation import Operation, Request
 from .enums import WROpcode
 from .errors import PeerProtocolError, VerbsError, WaitTimeout
 from .ffi import ffi, lib
 
-__all__ = ["CONTROL_RECEIVES", "HEADER", "FramedEngine", "untold"]
+__all__ = ["CONTROL_RECEIVES", "FramedEngine"]
 
 #: What is posted to a QP that the peer has just ended is not flushed by every iWARP driver: no use to wait for long.
 _FLUSH_TIME_IWARP = 0.1
-#: Bytes in front of every two-sided message; ``ffi/src/framing.c`` has the layout.
-HEADER: int = lib.PVL_HEADER_BYTES
 #: Receives for control bytes, on both sides.
 CONTROL_RECEIVES = 8
 
 
-def untold(depth: int) -> int:
-    """Return how many receives may have been posted again without the peer being told, at such a depth."""
-    return max(0, depth // 2 - 1)
-
-
 class FramedEngine(Engine):
-    """An engine that tells messages from control bytes, and sends neither without a receive at the peer.
+    """An engine whose messages have the control channel's bytes between them."""
 
-    Attributes:
-        ending: why this side is about to end the connection, while it says goodbye.
-    """
-
-    ending: VerbsError | None = None
-
-    def frame_on(self, depth: int, granted: int, *, immediates: bool) -> None:
-        """Put a header in front of every message; before the first message of either side.
-
-        Args:
-            depth: receives for messages here that the peer can rely on; ``untold`` of it more are posted.
-            granted: receives for messages that are posted at the peer.
-            immediates: whether the transport has any; else a message brings that of an RDMA write.
-        """
-        more = untold(depth)
-        rc = lib.pvl_frame_on(self._c, depth + more, more + 1, granted, CONTROL_RECEIVES, not immediates)
-        check_rc("calloc", rc)
-        self._header = HEADER
+    def grant(self, depth: int, granted: int, *, control: int = CONTROL_RECEIVES, immediates: bool = True) -> None:
+        """Begin to count receives, as ``Engine.grant`` does."""
+        super().grant(depth, granted, control=control, immediates=immediates)
         if not immediates:
             self._flush_time = _FLUSH_TIME_IWARP
 
@@ -108,8 +86,7 @@ class FramedEngine(Engine):
         while framing.control_arrived != framing.control_taken:
             index = framing.control_taken
             raw = framing.control[index % c.recv_slots]
-            start = raw.slot * c.recv_size + self._header
-            found.append(bytes(self._ring.view[start : start + raw.byte_len]))
+            found.append(bytes(self._receives.view(raw.slot, HEADER, raw.byte_len)))
             if rc := lib.pvl_take_control(c, index):
                 raise os_error("ibv_post_recv", rc)
         if framing.malformed and not found:
@@ -125,15 +102,6 @@ class FramedEngine(Engine):
     def left(self) -> bool:
         """Whether it is broken by no fault of a request: the peer has ended the connection."""
         return self.broken and not (self._c.cause and self._watching)
-
-    def _conclude(self) -> None:
-        if self._watching and not self._c.cause:
-            # A peer that has heard the goodbye may end the connection before this side does.
-            if self.ending is not None:
-                self.fail(self.ending)
-            # The transport may flush before the news comes that the peer has left; and it may have said why.
-            self.read_peer()
-        super()._conclude()
 
     @property
     def polled_elsewhere(self) -> bool:

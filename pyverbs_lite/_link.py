@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from ipaddress import IPv6Address
 
 from . import gid
@@ -15,8 +16,9 @@ from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
 from ._control import Peer
 from ._control_base import ControlBase
-from ._engine import Engine
+from ._engine import CREDIT_RECEIVES, HEADER, Engine, untold
 from ._options import Options
+from ._receives import Receives
 from ._settings import Settings, check_name, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
 from .device import Context, PortAttr, open_device
@@ -37,9 +39,11 @@ from .remote import RemoteBuffer
 
 __all__ = ["CELL", "Link", "NamedMR", "dropped"]
 
+#: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
+_ALIGNED = 64
 #: Bytes of one staging cell: what is not longer is copied instead of registered.
 CELL = 4096
-_INLINE = 64
+_INLINE = 64 + HEADER
 _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 
 
@@ -70,9 +74,9 @@ class Link:
         VerbsOSError: the device or the kernel refused.
     """
 
-    #: Bytes in front of every message, and the elements of a send request.
-    _header = 0
-    _send_sge = 1
+    #: Receives beside those for messages.
+    _credit_receives = CREDIT_RECEIVES
+    _control_receives = 0
     #: Whether the transport is iWARP, which has no immediates and no atomics.
     iwarp = False
     _engine: type[Engine] = Engine
@@ -92,20 +96,19 @@ class Link:
             self.gid = self._choose_gid(settings, control.local_address, remote_gid)
             self.pd = stack.enter_context(self.context.alloc_pd())
             channel = stack.enter_context(self.context.create_comp_channel())
-            receives = self.options.recv_depth + self._spare
-            cq = stack.enter_context(self.context.create_cq(self.options.send_depth + receives, channel))
+            slots = self.options.recv_depth + self._spare
+            cq = stack.enter_context(self.context.create_cq(self.options.send_depth + slots, channel))
             what = "recv_depth × max_message_size"
-            ring = self._alloc(what, receives, self._slot_size, AccessFlags.LOCAL_WRITE)
-            cells = self.options.send_depth
-            staging = self._alloc("send_depth cells", cells, CELL + self._header, self.read_access)
+            stride = -(-self._slot_size // _ALIGNED) * _ALIGNED
+            ring = self._alloc(what, slots, stride, AccessFlags.LOCAL_WRITE)
+            staging = self._alloc("send_depth cells", self.options.send_depth, CELL + HEADER, self.read_access)
             self.qp = self._create_qp(QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC))
             self.states = [self.qp.state]
             self.engine = self._engine(
                 self.qp,
                 staging=staging,
                 send_slots=self.options.send_depth,
-                ring=ring,
-                recv_slots=receives,
+                receives=Receives(ring, self._slot_size, slots, self.qp),
                 peer=peer,
             )
             self.qp.to_init(
@@ -118,17 +121,20 @@ class Link:
 
     def _fit(self, options: Options) -> Options:
         """Cut the options to what the device allows."""
-        return options.within(self.context.query_device())
+        fitted, limits = options.within(self.context.query_device()), self.context.query_device()
+        extra = self._credit_receives + self._control_receives
+        most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - extra) * 2 // 3)
+        return replace(fitted, recv_depth=min(fitted.recv_depth, most))
 
     @property
     def _spare(self) -> int:
         """How many receives are posted beside ``recv_depth``."""
-        return 0
+        return self._credit_receives + self._control_receives + untold(self.options.recv_depth)
 
     @property
     def _slot_size(self) -> int:
         """How many bytes each receive takes."""
-        return self.options.max_message_size
+        return self.options.max_message_size + HEADER
 
     def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
         """Open the device, and find the port: those that own the TCP connection's address first."""
@@ -199,7 +205,7 @@ class Link:
         return QPCap(
             max_send_wr=self.options.send_depth,
             max_recv_wr=self.options.recv_depth + self._spare,
-            max_send_sge=self._send_sge,
+            max_send_sge=2,  # the header, and what it stands in front of
             max_recv_sge=1,
             max_inline_data=inline,
         )
@@ -231,7 +237,8 @@ class Link:
             max_rd_atomic=options.max_rd_atomic,
             max_dest_rd_atomic=options.max_dest_rd_atomic,
             max_message_size=options.max_message_size,
-            recv_depth=options.recv_depth,
+            recv_depth=options.recv_depth + untold(options.recv_depth),
+            credit_depth=self._credit_receives,
             max_msg_sz=self.port.max_msg_sz,
             nonce=random_bits(64),
         )
@@ -272,13 +279,16 @@ class Link:
             self.register(buffer, None, name, deadline)
 
     def agree(self, remote: Endpoint) -> None:
-        """Work out what both sides can do.
+        """Work out what both sides can do, and begin to count receives.
 
         Raises:
             HandshakeError: they cannot talk to each other.
         """
         self.remote = remote
-        self.agreed: Negotiated = negotiate(self.endpoint, remote)
+        agreed = negotiate(self.endpoint, remote)
+        longest = min(agreed.max_send_size, agreed.max_rdma_size - HEADER)
+        self.agreed: Negotiated = replace(agreed, max_send_size=longest)
+        self.engine.grant(self.options.recv_depth, remote.recv_depth, immediates=not self.iwarp)
 
     def _path(self, remote: Endpoint) -> AHAttr:
         options, grh = self.options, None

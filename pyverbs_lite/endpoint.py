@@ -10,8 +10,10 @@ from .enums import MTU, LinkLayer
 from .errors import HandshakeError
 from .remote import checked_int
 
-__all__ = ["Endpoint", "Negotiated", "negotiate", "random_bits"]
+__all__ = ["LEAST_CREDITS", "Endpoint", "Negotiated", "negotiate", "random_bits"]
 
+#: How many credits a side may send before its peer has noticed one, at least.
+LEAST_CREDITS = 3
 _LINK_LAYER_NAMES = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
 _RANGES: dict[str, tuple[int, int, str]] = {
     "nonce": (0, 2**64 - 1, "64 bits"),
@@ -22,6 +24,7 @@ _RANGES: dict[str, tuple[int, int, str]] = {
     "max_dest_rd_atomic": (0, 0xFF, "8 bits"),
     "max_message_size": (0, 2**31, "a message has at most 2**31 bytes"),
     "recv_depth": (0, 2**31 - 1, "31 bits"),
+    "credit_depth": (LEAST_CREDITS, 0xFF, "so many credits may be on their way at once, and 8 bits"),
     "max_msg_sz": (1, 2**32 - 1, "32 bits"),
 }
 
@@ -41,8 +44,9 @@ class Endpoint:
         mtu: the largest path MTU the sender's port can do.
         max_rd_atomic: RDMA reads and atomics that the sender wants in flight.
         max_dest_rd_atomic: RDMA reads and atomics that it can serve at once.
-        max_message_size: bytes that each of its posted receives takes.
-        recv_depth: how many receives it has posted.
+        max_message_size: the longest message that each of its posted receives takes, in bytes.
+        recv_depth: how many receives for messages it has posted.
+        credit_depth: how many more it keeps for credits.
         max_msg_sz: the largest message of its port.
         nonce: 64 random bits, so that no two records are the same.
 
@@ -62,6 +66,7 @@ class Endpoint:
     max_message_size: int
     recv_depth: int
     max_msg_sz: int
+    credit_depth: int = LEAST_CREDITS
     nonce: int = field(default_factory=lambda: random_bits(64))
 
     def __post_init__(self) -> None:

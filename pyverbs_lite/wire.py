@@ -93,7 +93,7 @@ LAYOUTS = {
     "Preface": "8s:magic H:version H:min_version",
     "Header": "B:type B:flags H:reserved I:length",
     "HELLO": (
-        "Q:nonce 16s:gid I:qp_num I:psn H:lid H:mtu B:link_layer B:max_rd_atomic B:max_dest_rd_atomic B:reserved"
+        "Q:nonce 16s:gid I:qp_num I:psn H:lid H:mtu B:link_layer B:max_rd_atomic B:max_dest_rd_atomic B:credit_depth"
         " I:max_message_size I:recv_depth I:max_msg_sz"
     ),
     "BUFFER": "Q:addr Q:length I:rkey I:access",

@@ -77,25 +77,6 @@ test_bad_atomics_are_refused_here = only_on_roce(over_tcp.test_bad_atomics_are_r
 test_buffers_are_there_from_the_start = only_on_roce(over_tcp.test_buffers_are_there_from_the_start)
 
 
-def test_a_port_whose_messages_are_short_still_moves_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The header counts against the port's ``max_msg_sz``, and not against the peer's ``max_message_size``."""
-    found = pvl.Context.query_port
-
-    def query_port(context: pvl.Context, number: int) -> pvl.PortAttr:
-        port = found(context, number)
-        object.__setattr__(port, "max_msg_sz", 5000)
-        return port
-
-    monkeypatch.setattr(pvl.Context, "query_port", query_port)
-    data = bytearray(40_000)
-    with connected({"buffers": {"data": data}}) as (left, right):
-        assert (left.info.max_send_size, left._max_piece) == (4984, 5000)
-        left.write(left.remote["data"], over_tcp.noise(40_000))
-        assert data == over_tcp.noise(40_000)
-        left.send(over_tcp.noise(4984))
-        assert right.recv(timeout=5) == over_tcp.noise(4984)
-
-
 @on_roce
 def test_info_is_the_same_from_both_sides(pair: over_tcp.Pair) -> None:
     left, right = pair.left.info, pair.right.info
@@ -329,6 +310,7 @@ HELLO = Endpoint(
     max_dest_rd_atomic=2,
     max_message_size=300,
     recv_depth=4,
+    credit_depth=5,
     max_msg_sz=5000,
 )
 
@@ -350,6 +332,7 @@ def hello_data() -> bytes:
         (lambda data: data[:28] + struct.pack("!I", 1 << 24) + data[32:], "qp_num is 16777216"),
         (lambda data: data[:12] + bytes(16) + data[28:], "gid is ::"),
         (lambda data: data[:38] + struct.pack("!H", 9) + data[40:], "path MTU must be one of"),
+        (lambda data: data[:43] + bytes([2]) + data[44:], "credit_depth is 2, outside 3"),
     ],
 )
 def test_a_stranger_is_refused_and_the_next_one_served(change: Callable[[bytes], bytes], text: str | None) -> None:

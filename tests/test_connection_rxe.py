@@ -211,7 +211,7 @@ def test_long_transfers_are_cut_into_pieces(pair: Pair, monkeypatch: pytest.Monk
 
 
 def test_a_port_whose_messages_are_short_still_moves_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smaller of both ports' ``max_msg_sz`` is the largest piece."""
+    """The smaller of both ports' ``max_msg_sz`` is the largest piece, and of a message its header is a part."""
     found = pvl.Context.query_port
 
     def query_port(context: pvl.Context, number: int) -> pvl.PortAttr:
@@ -221,10 +221,12 @@ def test_a_port_whose_messages_are_short_still_moves_much(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(pvl.Context, "query_port", query_port)
     data = bytearray(40_000)
-    with connected({"buffers": {"data": data}}) as (left, _):
-        assert (left.info.max_send_size, left._max_piece) == (5000, 5000)
+    with connected({"buffers": {"data": data}}) as (left, right):
+        assert (left.info.max_send_size, left._max_piece) == (4984, 5000)
         left.write(left.remote["data"], noise(40_000))
         assert data == noise(40_000)
+        left.send(noise(4984))
+        assert right.recv(timeout=5) == noise(4984)
 
 
 def test_ranges_are_checked_before_anything_moves(pair: Pair) -> None:

@@ -157,7 +157,7 @@ def test_closing_wakes_every_waiter() -> None:
         left.send(b"fills the ring")
         waits = [in_thread(left.recv) for _ in range(3)]
         waits += [in_thread(left.send, b"no room") for _ in range(4)]
-        while left._engine.in_flight < 2:
+        while not left._engine._c.polling:
             time.sleep(0.001)
         left.close()
         for wait in waits:

@@ -93,6 +93,7 @@ LAYERS = {
     "_control_base": 4,
     "_starter": 4,
     "_framed": 4,
+    "_receives": 4,
     "_work": 4,
     "_cm_control": 4,
     "_sockaddr": 3,

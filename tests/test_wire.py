@@ -43,6 +43,7 @@ ENDPOINT = Endpoint(
     max_dest_rd_atomic=0x07,
     max_message_size=0x00020304,
     recv_depth=0x00000506,
+    credit_depth=0x2A,
     max_msg_sz=0x80000000,
     nonce=0x1020304050607080,
 )
@@ -59,7 +60,7 @@ HELLO_PAYLOAD = bytes.fromhex(
     "02"  # link_layer
     "10"  # max_rd_atomic
     "07"  # max_dest_rd_atomic
-    "00"  # reserved
+    "2a"  # credit_depth
     "00020304"  # max_message_size
     "00000506"  # recv_depth
     "80000000"  # max_msg_sz
@@ -356,7 +357,7 @@ def test_a_name_used_again_replaces_and_a_withdrawn_one_may_return():
         ("gid", b"\xff\x02" + bytes(14), "gid is ff02::, outside"),
         ("link_layer", 0, "link_layer is 0, outside 1..2"),
         ("link_layer", 3, "link_layer is 3, outside 1..2"),
-        ("reserved", 1, "reserved is 1, outside 0..0"),
+        ("credit_depth", 2, "credit_depth is 2, outside 3..255"),
         ("max_message_size", (1 << 31) + 1, "max_message_size is 2147483649 (0x80000001), outside"),
         ("recv_depth", 1 << 31, "recv_depth is 2147483648 (0x80000000), outside"),
         ("max_msg_sz", 0, "max_msg_sz is 0, outside 1.."),

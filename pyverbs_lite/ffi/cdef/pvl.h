@@ -81,8 +81,17 @@ struct pvl_arrival {
     int32_t has_imm;
     int32_t opcode;
 };
+struct pvl_receives {
+    struct ibv_qp *qp;
+    struct ibv_srq *srq;
+    uint64_t addr;
+    uint32_t lkey;
+    uint32_t size;
+    uint32_t stride;
+    uint32_t slots;
+};
+int pvl_post_slot(const struct pvl_receives *receives, uint32_t slot);
 struct pvl_framing {
-    int on;
     int malformed;
     uint32_t granted, sent, offered, told;
     struct pvl_arrival *control;
@@ -105,11 +114,10 @@ struct pvl_engine {
     uint32_t cell_size;
     uint32_t cell_lkey;
     uint64_t cell_addr;
+    struct pvl_op own;
+    struct pvl_receives *receives;
     uint32_t recv_slots;
     uint32_t recv_posted;
-    uint32_t recv_size;
-    uint32_t recv_lkey;
-    uint64_t recv_addr;
     struct pvl_arrival *arrivals;
     uint64_t arrived;
     uint64_t taken;
@@ -121,13 +129,13 @@ struct pvl_engine {
 };
 
 struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_comp_channel *channel,
-                                  uint32_t send_slots, uint32_t recv_slots);
+                                  uint32_t send_slots, struct pvl_receives *receives, uint32_t recv_slots);
 void pvl_engine_free(struct pvl_engine *engine);
 int pvl_post_ring(struct pvl_engine *engine);
 int pvl_take(struct pvl_engine *engine, uint64_t index);
 int pvl_take_control(struct pvl_engine *engine, uint64_t index);
-int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted, uint16_t control,
-                 int no_imm);
+void pvl_grant(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted, uint16_t control,
+               uint16_t control_worth_telling, int no_imm);
 int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, uint32_t few, int64_t timeout_ns);
 int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
              uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, uint64_t argument,

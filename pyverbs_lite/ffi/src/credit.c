@@ -5,27 +5,24 @@
  */
 
 /*
- * Switch headers on; called once, when the peer's record is known and before the first message.
+ * Begin to count receives; called once, when the peer's record is known and before the first message.
  *
  * worth_telling is more than 1 so that not every message is answered, and the receives that the peer may not know of
  * meanwhile are posted in addition to those that it can rely on.
  */
-static int pvl_frame_on(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted,
-                        uint16_t control, int no_imm)
+static void pvl_grant(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted,
+                      uint16_t control, uint16_t control_worth_telling, int no_imm)
 {
     struct pvl_framing *framing = &engine->framing;
 
-    framing->control = calloc(engine->recv_slots, sizeof(*framing->control));
-    framing->own = calloc(1, sizeof(*framing->own));
-    if (!framing->control || !framing->own)
-        return ENOMEM;
+    pthread_mutex_lock(&engine->lock);
     framing->offered = framing->told = offered;
     framing->granted = granted;
     framing->control_offered = framing->control_told = framing->control_granted = control;
     framing->worth_telling = worth_telling;
+    framing->control_worth_telling = control_worth_telling;
     framing->no_imm = no_imm;
-    framing->on = 1;
-    return 0;
+    pthread_mutex_unlock(&engine->lock);
 }
 
 /*
@@ -41,7 +38,7 @@ static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_
     struct ibv_sge head = {.addr = cell, .length = sizeof(struct pvl_header), .lkey = engine->cell_lkey};
     int kind = pvl_kind(opcode);
 
-    if (!framing->on || !kind)
+    if (!kind)
         return;
     if (opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
         framing->sent++; /* it uses a receive, and has no place for a header */
@@ -69,10 +66,11 @@ static void pvl_tell(struct pvl_engine *engine)
     struct ibv_send_wr *bad, wr = {.sg_list = sge, .send_flags = IBV_SEND_SIGNALED};
     uint32_t slot;
 
-    if (!framing->on || engine->stopped || engine->over || !engine->free_count || !pvl_has_credit(framing, PVL_CREDIT))
+    if (engine->stopped || engine->over || !engine->free_count)
         return;
     if (framing->offered - framing->told < framing->worth_telling &&
-        (uint16_t)(framing->control_offered - framing->control_told) < PVL_CREDITS_KEPT)
+        (!framing->control_worth_telling ||
+         (uint16_t)(framing->control_offered - framing->control_told) < framing->control_worth_telling))
         return;
     slot = engine->free[engine->free_count - 1];
     wr.wr_id = slot;
@@ -86,28 +84,42 @@ static void pvl_tell(struct pvl_engine *engine)
     pvl_frame(framing, (void *)(uintptr_t)sge[0].addr, PVL_CREDIT, 0, 0, 0);
     if (ibv_post_send(engine->qp, &wr, &bad))
         return; /* the QP is on its way out, of which whoever uses it hears */
-    engine->slots[slot] = (struct pvl_slot){.op = framing->own, .opcode = IBV_WR_SEND};
+    engine->slots[slot] = (struct pvl_slot){.op = &engine->own, .opcode = IBV_WR_SEND};
     engine->free_count--;
     engine->in_flight++;
-    framing->own->posted++;
+    engine->own.posted++;
 }
 
-/* Post a receive again whose message is done with. */
-static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int control)
+/* Post a receive again whose message of that kind is done with. */
+static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind)
 {
     int rc;
 
     if (engine->stopped || engine->over)
         return 0;
-    rc = pvl_post_recv_locked(engine, slot);
+    rc = pvl_post_slot(engine->receives, slot);
     if (rc)
-        return rc;
-    if (control)
+        return rc < 0 ? -rc : rc; /* some drivers negate it */
+    engine->recv_posted++;
+    if (kind == PVL_CREDIT)
+        return 0;
+    if (kind == PVL_CONTROL)
         engine->framing.control_offered++;
     else
         engine->framing.offered++;
     pvl_tell(engine);
     return 0;
+}
+
+/* Enter what Python is to take; a peer that sends more than it was granted is no peer of ours. */
+static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arrival)
+{
+    if (engine->arrived - engine->taken >= engine->recv_slots) {
+        engine->framing.malformed = 1;
+        return;
+    }
+    engine->arrivals[engine->arrived % engine->recv_slots] = *arrival;
+    __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
 }
 
 /* Enter what arrived in a slot of the receive ring. */
@@ -121,7 +133,7 @@ static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_
         framing->malformed = 1;
         return;
     }
-    memcpy(&header, (const void *)(uintptr_t)(engine->recv_addr + (uint64_t)slot * engine->recv_size), sizeof(header));
+    memcpy(&header, pvl_slot_memory(engine->receives, slot), sizeof(header));
     framing->granted = ntohl(header.offered);
     framing->control_granted = ntohs(header.control_offered);
     arrival.byte_len = byte_len - sizeof(header);
@@ -133,15 +145,18 @@ static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_
         arrival.byte_len = ntohl(header.length);
         /* fall through */
     case PVL_MESSAGE:
-        engine->arrivals[engine->arrived % engine->recv_slots] = arrival;
-        __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
+        pvl_arrive(engine, &arrival);
         break;
     case PVL_CONTROL:
+        if (!framing->control_worth_telling || framing->control_arrived - framing->control_taken >= engine->recv_slots) {
+            framing->malformed = 1;
+            break;
+        }
         framing->control[framing->control_arrived % engine->recv_slots] = arrival;
         __atomic_store_n(&framing->control_arrived, framing->control_arrived + 1, __ATOMIC_RELEASE);
         break;
     case PVL_CREDIT:
-        pvl_repost(engine, slot, 1); /* where that is refused, the requests that follow show why */
+        pvl_repost(engine, slot, PVL_CREDIT); /* where that is refused, the requests that follow show why */
         break;
     default:
         framing->malformed = 1;
@@ -159,7 +174,7 @@ static int pvl_take_control(struct pvl_engine *engine, uint64_t index)
         uint32_t slot = framing->control[index % engine->recv_slots].slot;
 
         framing->control_taken++;
-        rc = pvl_repost(engine, slot, 1);
+        rc = pvl_repost(engine, slot, PVL_CONTROL);
     }
     pthread_mutex_unlock(&engine->lock);
     return rc;

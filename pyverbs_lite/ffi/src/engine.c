@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PVL_RECV (1ULL << 63)
 #define PVL_BATCH 32 /* completions taken at a time; requests behind one doorbell */
 
 /* What posting may come to, beside 0 and a positive errno. */
@@ -33,7 +32,7 @@
 #define PVL_UNTIL_IDLE 3    /* nothing is in flight, receives included */
 #define PVL_UNTIL_CREDIT 4  /* a slot is free, and the peer has a receive: for a message, or if `few` for control bytes */
 #define PVL_UNTIL_CONTROL 5 /* control bytes have arrived, or nothing can any more */
-#define PVL_UNTIL_SENT 6    /* nothing is in flight but receives */
+#define PVL_UNTIL_SENT 6    /* nothing is in flight but receives and credits */
 #define PVL_UNTIL_NEWS 7    /* the peer's news have been taken other than `few` times, or no more can come */
 
 /*
@@ -120,11 +119,9 @@ struct pvl_engine {
     uint32_t cell_lkey;
     uint64_t cell_addr; /* one staging cell for each slot */
 
-    uint32_t recv_slots;
+    struct pvl_receives *receives;
+    uint32_t recv_slots;  /* how many of them this connection may use */
     uint32_t recv_posted; /* now */
-    uint32_t recv_size;   /* bytes of one slot of the receive ring */
-    uint32_t recv_lkey;
-    uint64_t recv_addr;
     struct pvl_arrival *arrivals; /* a ring of recv_slots entries */
     uint64_t arrived;             /* how many came in, ever */
     uint64_t taken;               /* how many Python has taken, ever */
@@ -139,12 +136,14 @@ struct pvl_engine {
     struct ibv_sge sges[2 * PVL_BATCH];
 
     struct pvl_framing framing;
+    struct pvl_op own; /* of the requests that nobody waits for */
 
     struct ibv_wc wc[PVL_BATCH];
 };
 
 static void pvl_pump(struct pvl_engine *engine);
-static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int control);
+static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind);
+static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arrival);
 static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len);
 static void pvl_tell(struct pvl_engine *engine);
 static void pvl_poke(struct pvl_engine *engine);
@@ -198,12 +197,11 @@ static void pvl_engine_free(struct pvl_engine *engine)
     free(engine->free);
     free(engine->arrivals);
     free(engine->framing.control);
-    free(engine->framing.own);
     free(engine);
 }
 
 static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_comp_channel *channel,
-                                         uint32_t send_slots, uint32_t recv_slots)
+                                         uint32_t send_slots, struct pvl_receives *receives, uint32_t recv_slots)
 {
     struct pvl_engine *engine = calloc(1, sizeof(*engine));
     pthread_condattr_t monotonic;
@@ -218,7 +216,8 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     engine->slots = calloc(send_slots, sizeof(*engine->slots));
     engine->free = calloc(send_slots, sizeof(*engine->free));
     engine->arrivals = calloc(recv_slots, sizeof(*engine->arrivals));
-    if (!engine->slots || !engine->free || !engine->arrivals) {
+    engine->framing.control = calloc(recv_slots, sizeof(*engine->framing.control));
+    if (!engine->slots || !engine->free || !engine->arrivals || !engine->framing.control) {
         pvl_engine_free(engine);
         errno = ENOMEM;
         return NULL;
@@ -229,6 +228,7 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     engine->peer_fd = -1;
     engine->poke_fd = -1;
     engine->send_slots = send_slots;
+    engine->receives = receives;
     engine->recv_slots = recv_slots;
     while (engine->free_count < send_slots) {
         engine->free[engine->free_count] = engine->free_count;
@@ -237,29 +237,16 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     return engine;
 }
 
-static int pvl_post_recv_locked(struct pvl_engine *engine, uint32_t slot)
-{
-    struct ibv_sge sge = {
-        .addr = engine->recv_addr + (uint64_t)slot * engine->recv_size,
-        .length = engine->recv_size,
-        .lkey = engine->recv_lkey,
-    };
-    struct ibv_recv_wr wr = {.wr_id = PVL_RECV | slot, .sg_list = &sge, .num_sge = 1}, *bad;
-    int rc = ibv_post_recv(engine->qp, &wr, &bad);
-
-    if (rc == 0)
-        engine->recv_posted++;
-    return rc;
-}
-
-/* Post the whole receive ring, once; returns 0 or an errno. */
+/* Post every slot of a ring, once; returns 0 or an errno. */
 static int pvl_post_ring(struct pvl_engine *engine)
 {
     int rc = 0;
 
     pthread_mutex_lock(&engine->lock);
-    for (uint32_t slot = 0; slot < engine->recv_slots && rc == 0; slot++)
-        rc = pvl_post_recv_locked(engine, slot);
+    for (uint32_t slot = 0; slot < engine->receives->slots && rc == 0; slot++) {
+        rc = pvl_post_slot(engine->receives, slot);
+        engine->recv_posted += !rc;
+    }
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
@@ -278,7 +265,7 @@ static int pvl_take(struct pvl_engine *engine, uint64_t index)
         uint32_t slot = engine->arrivals[index % engine->recv_slots].slot;
 
         engine->taken++;
-        rc = pvl_repost(engine, slot, 0);
+        rc = pvl_repost(engine, slot, PVL_MESSAGE);
     }
     pthread_mutex_unlock(&engine->lock);
     return rc;
@@ -288,6 +275,8 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
 {
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
         engine->flushed++;
+    } else if (wc->status != IBV_WC_SUCCESS && !(wc->wr_id & PVL_RECV) && engine->slots[wc->wr_id].op == &engine->own) {
+        engine->flushed++; /* a credit to a peer that has left, most likely: what that says comes first */
     } else if (wc->status != IBV_WC_SUCCESS && engine->cause == 0) {
         engine->cause_vendor_err = wc->vendor_err;
         engine->cause_wr_id = wc->wr_id;
@@ -326,17 +315,18 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
         __atomic_store_n(&op->done, op->done + ended, __ATOMIC_RELEASE); /* last: Python looks without the lock */
         return;
     }
-    if (wc->status == IBV_WC_SUCCESS && engine->framing.on && wc->opcode == IBV_WC_RECV) {
+    if (wc->status == IBV_WC_SUCCESS && wc->opcode == IBV_WC_RECV) {
         pvl_unframe(engine, (uint32_t)wc->wr_id, wc->byte_len);
     } else if (wc->status == IBV_WC_SUCCESS) {
-        engine->arrivals[engine->arrived % engine->recv_slots] = (struct pvl_arrival){
+        struct pvl_arrival arrival = {
             .slot = (uint32_t)wc->wr_id,
             .byte_len = wc->byte_len,
             .has_imm = !!(wc->wc_flags & IBV_WC_WITH_IMM),
             .imm = wc->wc_flags & IBV_WC_WITH_IMM ? ntohl(wc->imm_data) : 0,
             .opcode = wc->opcode,
         };
-        __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
+
+        pvl_arrive(engine, &arrival);
     }
     /* Last, for Python looks without the lock: where no receive is posted, all that arrived must be seen. */
     __atomic_store_n(&engine->recv_posted, engine->recv_posted - 1, __ATOMIC_RELEASE);
@@ -356,7 +346,7 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
     case PVL_UNTIL_CONTROL:
         return engine->framing.control_arrived != engine->framing.control_taken || engine->recv_posted == 0;
     case PVL_UNTIL_SENT:
-        return engine->in_flight == 0;
+        return engine->in_flight == engine->own.posted - engine->own.done;
     case PVL_UNTIL_NEWS:
         return engine->heard != few || engine->over || engine->cause;
     default:
@@ -472,8 +462,6 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
 
     if (engine->stopped)
         return PVL_STOPPED;
-    if (opcode == PVL_WR_CONTROL && !engine->framing.on)
-        return EINVAL; /* a driver may not look at what is no opcode */
     if (engine->free_count <= notices)
         return PVL_NO_SLOT;
     if (!pvl_has_credit(&engine->framing, kind))
@@ -492,19 +480,18 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
     }
     slot = engine->free[engine->free_count - 1];
     wr.wr_id = slot;
-    if (ask->staged && ask->source && ask->length && ask->length <= engine->max_inline &&
-        !(engine->framing.on && kind)) {
+    if (ask->staged && ask->source && ask->length && ask->length <= engine->max_inline && !kind) {
         wr.send_flags |= IBV_SEND_INLINE;
         sge[0].addr = (uintptr_t)ask->source;
     } else if (ask->staged) {
-        uint32_t skip = engine->framing.on && ask->source ? sizeof(struct pvl_header) : 0;
+        uint32_t skip = kind && ask->source ? sizeof(struct pvl_header) : 0;
 
         sge[0].addr = engine->cell_addr + (uint64_t)slot * engine->cell_size + skip;
         sge[0].lkey = engine->cell_lkey;
         if (ask->source)
             memcpy((void *)(uintptr_t)sge[0].addr, ask->source, ask->length);
     }
-    if (engine->framing.on)
+    if (kind)
         before = engine->framing;
     if (notices) {
         second = engine->free[engine->free_count - 2];
@@ -513,12 +500,12 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         wr.opcode = IBV_WR_RDMA_WRITE;
         wr.send_flags &= ~IBV_SEND_SIGNALED;
         wr.next = &note;
-    } else if (engine->framing.on) {
+    } else if (kind) {
         pvl_dress(engine, slot, &wr, sge, opcode, ask->staged, ask->imm, ask->length);
     }
     rc = ibv_post_send(engine->qp, &wr, &bad);
     if (rc) {
-        if (engine->framing.on)
+        if (kind)
             engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
         if (!notices || bad != &note) {
             if (hold)

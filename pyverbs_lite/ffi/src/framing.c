@@ -1,10 +1,10 @@
 /*
- * Headers of two-sided messages, for connections that have no socket beside them.
+ * Headers of two-sided messages: they grant receives, so that no message is sent that the peer has none for.
  *
- * A header tells the caller's messages from the control channel's bytes, and grants receives, for not every transport
- * waits for one that is missing: iWARP ends the connection. Messages and control bytes have counts of their own, so
- * that neither can use up what the other needs. The last receives for control bytes are kept for PVL_CREDIT, which
- * nothing else may hold up: a side that does nothing but read still has to say that it has read.
+ * To send all the same would stall the queue in RNR retries, and iWARP has none: it ends the connection. Where no socket
+ * carries the control channel, its bytes travel between the messages, with a count of their own, so that neither can use
+ * up what the other needs. A PVL_CREDIT is free: a side tells so seldom that only a few can be on their way before the
+ * peer has noticed one, and as many receives are kept for them (docs/handshake.md has the reckoning).
  */
 #include <arpa/inet.h>
 #include <stdint.h>
@@ -19,8 +19,6 @@
 /* Opcodes of ours for pvl_post(), beside those of enum ibv_wr_opcode. */
 #define PVL_WR_CONTROL 0x70000002
 #define PVL_WR_NOTICE 0x70000004
-
-#define PVL_CREDITS_KEPT 2
 
 /* All of it is big-endian; docs/handshake.md has it as a table. */
 struct pvl_header {
@@ -38,17 +36,16 @@ struct pvl_op;
 struct pvl_arrival;
 
 struct pvl_framing {
-    int on;
     int no_imm;    /* whether the transport has no immediates */
     int malformed; /* whether a message came whose header is none */
     uint32_t granted, sent;   /* receives of the peer, and those used */
     uint32_t offered, told;   /* receives posted here, and those that the peer knows of */
     uint16_t control_granted, control_sent, control_offered, control_told;
     uint32_t worth_telling; /* so many new receives for messages are told of in a message of their own */
+    uint16_t control_worth_telling; /* the same for control bytes; 0: those do not come this way */
     struct pvl_arrival *control; /* control bytes that have arrived: a ring as for messages */
     uint64_t control_arrived;
     uint64_t control_taken;
-    struct pvl_op *own; /* of the requests that nobody waits for */
 };
 
 /* What kind of receive a request uses at the peer, or 0 if it uses none. */
@@ -71,14 +68,10 @@ static int pvl_kind(int opcode)
 /* Whether the peer has a receive for a request. */
 static int pvl_has_credit(const struct pvl_framing *framing, int kind)
 {
-    int control = (int16_t)(framing->control_granted - framing->control_sent);
-
-    if (!framing->on || !kind)
+    if (!kind)
         return 1;
     if (kind == PVL_CONTROL)
-        return control > PVL_CREDITS_KEPT;
-    if (kind == PVL_CREDIT)
-        return control > 0;
+        return (int16_t)(framing->control_granted - framing->control_sent) > 0;
     return (int32_t)(framing->granted - framing->sent) > 0;
 }
 
@@ -97,8 +90,8 @@ static void pvl_frame(struct pvl_framing *framing, void *cell, int kind, int has
     memcpy(cell, &header, sizeof(header));
     framing->told = framing->offered;
     framing->control_told = framing->control_offered;
-    if (kind == PVL_CONTROL || kind == PVL_CREDIT)
+    if (kind == PVL_CONTROL)
         framing->control_sent++;
-    else
+    else if (kind != PVL_CREDIT)
         framing->sent++;
 }
