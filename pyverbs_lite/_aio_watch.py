@@ -131,7 +131,8 @@ class Watch:
 
     def note_failure(self) -> None:
         """Once the connection is over: hear the peer no more, and wait for the end of the rest only for so long."""
-        if self.engine.failure is not None and not (self._failed or self.closed or self._stopped):
+        done = self._failed or self.closed or self._stopped or self.loop.is_closed()
+        if self.engine.failure is not None and not done:
             self._failed = True
             self._unwatch(self._peer_fd)  # it would stay readable
             self._alarm = self.loop.call_later(
