@@ -33,6 +33,7 @@ class CMContext(Context):
         self._own(verbs, _Release(held), label=f"CMContext of {self.name}")
         self._finalizer.atexit = False  # borrowed for as long as the process lives
         self._device_attr = None
+        self._ports = {}
 
     def _after_destroy(self) -> None:
         with _lock:
