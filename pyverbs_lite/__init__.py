@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from .pd import PD
     from .pool import Pool, PoolSlice, PoolStats
     from .qp import ECE, QP, QPInitAttr
+    from .regcache import CachedMR, RegistrationCache, RegistrationCacheStats
     from .remote import RemoteBuffer
     from .sharing import ImportedContext, ImportedDM, ImportedMR, ImportedPD, import_device
     from .srq import SRQ, SRQAttr, SRQInitAttr
@@ -155,6 +156,7 @@ __all__ = [
     "CQEvent",
     "CQEx",
     "CQModerationCaps",
+    "CachedMR",
     "CompChannel",
     "Connection",
     "ConnectionInfo",
@@ -245,6 +247,8 @@ __all__ = [
     "RXHashFields",
     "RXHashFunction",
     "RecvWR",
+    "RegistrationCache",
+    "RegistrationCacheStats",
     "RemoteBuffer",
     "ReregMRErrCode",
     "RwqIndTable",

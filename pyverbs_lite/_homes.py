@@ -180,6 +180,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "MWBindInfo",
     ),
     "pd": ("PD",),
+    "regcache": (
+        "CachedMR",
+        "RegistrationCache",
+        "RegistrationCacheStats",
+    ),
     "pool": (
         "Pool",
         "PoolSlice",

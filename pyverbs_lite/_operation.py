@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 from ._buffer import Pinned
 from ._check import check_rc, os_error
+from ._registrations import Store
 from .enums import AccessFlags, WCOpcode
 from .errors import ClosedError, CompletionError, VerbsError
 from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .wr import completion_error
 
-__all__ = ["Arrival", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
+__all__ = ["Arrival", "CachedRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
 
@@ -61,6 +62,27 @@ class TemporaryMR:
         check_rc("ibv_dereg_mr", lib.pvl_deregister(self._c))
         self._pinned.release()
         self._owner.discard(self)
+
+
+class CachedRegion(TemporaryMR):
+    """Memory that is registered for one operation, or was before and stays so."""
+
+    def __init__(self, engine: CData, pd: CData, memory: memoryview, access: AccessFlags, cache: Store) -> None:
+        def register(region: CData, addr: int, length: int, wide: int) -> int:
+            return int(lib.pvl_register(engine, region, pd, addr, length, wide))
+
+        self.addr, self.length = int(ffi.cast("uintptr_t", ffi.from_buffer(memory))), memory.nbytes
+        self._entry, self._use = cache.take(memory, self.addr, access, register)
+        self._c = self._entry.c
+
+    @property
+    def closed(self) -> bool:
+        """Whether its use has ended, or it is not registered any more."""
+        return self._use not in self._entry.users or not self._c.mr
+
+    def close(self) -> None:
+        """End its use; safe to call again, and from any thread."""
+        self._entry.leave(self._use)
 
 
 Region: TypeAlias = MR | TemporaryMR

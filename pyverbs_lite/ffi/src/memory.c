@@ -51,3 +51,15 @@ static int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct 
     pthread_mutex_unlock(&engine->lock);
     return rc < 0 ? -rc : rc;
 }
+
+/* Register memory so that no interrupt can lose the region; returns 0 or a positive errno. */
+static int pvl_register_alone(struct pvl_region *region, struct ibv_pd *pd, uint64_t addr, uint64_t length, int access)
+{
+    struct ibv_mr *mr = ibv_reg_mr(pd, (void *)(uintptr_t)addr, length, access);
+
+    if (!mr)
+        return errno ? errno : EIO;
+    region->lkey = mr->lkey;
+    region->mr = mr;
+    return 0;
+}
