@@ -18,8 +18,9 @@ from typing import NoReturn
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
-from ._operation import Arrival, Operation, Region, Request, Source, TemporaryMR, repeated
+from ._operation import Arrival, CachedRegion, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._receives import Receives
+from ._registrations import Store
 from ._resource import Resource
 from .cq import SLICE, SPIN
 from .endpoint import LEAST_CREDITS
@@ -84,6 +85,7 @@ class Engine(Resource):
         self._live: set[Operation] = set()
         self._looking: threading.Thread | None = None
         self._temporary: set[TemporaryMR] = set()
+        self.cache: Store | None = None
         # Both reentrant, for a signal handler may use the connection that it interrupted.
         self._taking = threading.RLock()
         self._failing = threading.RLock()
@@ -352,6 +354,8 @@ class Engine(Resource):
 
     def register(self, memory: memoryview, access: AccessFlags) -> TemporaryMR:
         """Register memory for one operation; ``run`` lets it go when that has ended, and the engine's end at last."""
+        if self.cache is not None:
+            return CachedRegion(self._c, self._pd, memory, access, self.cache)
         return TemporaryMR(self._c, self._pd, memory, access, self._temporary)
 
     def close_unused(self, region: TemporaryMR) -> None:

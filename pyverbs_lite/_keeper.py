@@ -37,7 +37,8 @@ def keeper_of(view: memoryview) -> Keeper | None:
         if base is None:
             return Keeper(owner) if owner.flags.owndata else None
         # numpy.frombuffer keeps a memoryview; ndarray(buffer=…) only the exporter, which is free to resize.
-        return Keeper(owner) if isinstance(base, memoryview) and isinstance(base.obj, EXPORTERS) else None
+        held = base.obj if isinstance(base, memoryview) else base if isinstance(base, bytes) else None
+        return Keeper(owner) if isinstance(held, EXPORTERS) else None
     tensor, storage = getattr(owner, "_owners", (None, None))  # see _buffer
     resizable = getattr(storage, "resizable", None)
     return None if resizable is None or resizable() else Keeper(tensor, storage)

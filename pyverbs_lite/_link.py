@@ -35,6 +35,7 @@ from .errors import (
 from .gid import GidEntry
 from .mr import MR
 from .qp import QP, QPInitAttr
+from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
 __all__ = ["CELL", "Link", "NamedMR", "dropped"]
@@ -111,6 +112,11 @@ class Link:
                 receives=Receives(ring, self._slot_size, slots, self.qp),
                 peer=peer,
             )
+            self.cache: RegistrationCache | None = None
+            if self.options.registration_cache:
+                self.cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
+                self.cache._quiet = True  # the QP goes before it
+                self.engine.cache = self.cache._store
             self.qp.to_init(
                 port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=self.remote_access
             )
@@ -316,7 +322,13 @@ class Link:
         with self._naming:  # against a thread that closes: the PD must not go while a region is being made
             if self._silent:
                 raise ClosedError("register: this connection is closed")
-            region = NamedMR(self, buffer, access)
+            try:
+                region = NamedMR(self, buffer, access)
+            except VerbsOSError as error:
+                # Pinned memory is limited, and the cache may have some of it.
+                if error.errno not in (errno.ENOMEM, errno.EAGAIN) or self.cache is None or not self.cache.clear():
+                    raise
+                region = NamedMR(self, buffer, access)
         try:
             if name is not None:
                 self._name(region, name, deadline)

@@ -31,6 +31,7 @@ class Tuning(TypedDict, total=False):
     sl: int
     traffic_class: int
     hop_limit: int
+    registration_cache: int
 
 
 #: Option -> the least and the most it may be; the device may allow less.
@@ -48,6 +49,7 @@ _RANGES = {
     "sl": (0, 15),
     "traffic_class": (0, 255),
     "hop_limit": (0, 255),
+    "registration_cache": (0, 1 << 62),
 }
 
 
@@ -68,6 +70,8 @@ class Options:
         min_rnr_timer_code: a 5-bit code: how long the peer waits then; 12 is 0.64 ms, and 0 is the longest.
         pkey_index: the row of the port's P_Key table.
         sl, traffic_class, hop_limit: what the packets carry.
+        registration_cache: bytes that stay registered from one operation to the next; 0 for none. See
+            ``RegistrationCache`` for what does.
     """
 
     max_message_size: int = 64 * 1024
@@ -84,6 +88,7 @@ class Options:
     sl: int = 0
     traffic_class: int = 0
     hop_limit: int = 64
+    registration_cache: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -109,13 +109,13 @@ class Store:
         if keeper is not None:
             with self.lock:
                 if (entry := self._find(keeper.owner, addr, length, access)) is not None:
-                    entry.users[serial] = view
+                    entry.users[serial] = view[:]
                     self.entries.move_to_end(entry.key)
                     self.hits += 1
                     return entry, serial
         # What can be written to is registered so, that reading into it finds it too.
         entry = Entry(self, addr, length, access if view.readonly else access | AccessFlags.LOCAL_WRITE)
-        entry.users[serial] = view
+        entry.users[serial] = view[:]  # an export of its own, for anybody may release the other
         self.registered.add(entry)
         rc = register(entry.c, addr, length, entry.access)
         if rc in _OUT_OF_MEMORY and self.clear():  # pinned memory is limited, and the cache had some of it
@@ -133,7 +133,7 @@ class Store:
     def _keeper(self, view: memoryview) -> Keeper | None:
         keeper = keeper_of(view)
         if keeper is None and self.hold and isinstance(view.obj, EXPORTERS):
-            return Keeper(view.obj, view)
+            return Keeper(view.obj, view[:])
         return keeper
 
     def _find(self, owner: object, addr: int, length: int, access: AccessFlags) -> Entry | None:

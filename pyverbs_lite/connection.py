@@ -23,6 +23,7 @@ from ._views import ConnectionInfo, Message, RemoteBuffers
 from .enums import AccessFlags, WROpcode
 from .errors import ClosedError
 from .mr import MR, MRSlice
+from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
 __all__ = ["Connection", "ConnectionInfo", "Message", "connect"]
@@ -218,6 +219,11 @@ class Connection(Starter):
         """
         request = self._to_atomic("compare_swap", WROpcode.ATOMIC_CMP_AND_SWP, remote, expected, desired)
         return self._engine.run("compare_swap", (request,), Deadline(timeout))
+
+    @property
+    def registration_cache(self) -> RegistrationCache | None:
+        """What keeps memory registered between operations, with its ``stats``; None if that was turned off."""
+        return self._link.cache
 
     # ------------------------------------------------------------ the end
 

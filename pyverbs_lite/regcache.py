@@ -182,7 +182,7 @@ class CachedMR(MR):
         self.addr, self.length = pinned.addr, pinned.nbytes
         handle = self._entry.c.mr
         self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-        self._holders, self._windows = set(), set()
+        self._holders, self._windows, self._in_flight = set(), set(), 0
 
     @property
     def closed(self) -> bool:
