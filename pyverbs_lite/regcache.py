@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ._access import pin
 from ._args import check_int
 from ._buffer import Memory, as_bytes_view
-from ._registrations import Entry, Store
+from ._registrations import Store
 from ._resource import Resource
 from .enums import AccessFlags
 from .errors import BusyError, StateError
@@ -158,7 +158,7 @@ class _CloseStore:
 
 
 class CachedMR(MR):
-    """Registered memory that a ``RegistrationCache`` lends: an ``MR``, which is given back by ``close()`` or dropped.
+    """Registered memory that a ``RegistrationCache`` lends: an ``MR``, which ``close()`` gives back.
 
     It exports the buffer until then. It cannot be changed (``rereg``), and no window can be bound to it.
     """
@@ -173,48 +173,19 @@ class CachedMR(MR):
             return int(lib.pvl_register_alone(region, raw, addr, length, wide))
 
         try:
-            self._entry, self._use = cache._store.take(pinned.view, pinned.addr, access, register)
+            entry, use = cache._store.take(pinned.view, pinned.addr, access, register)
         except BaseException:
             pinned.release()
             raise
-        self._cache, self.pd, self.access = cache, cache.pd, access
-        self._pinned = pinned
-        self.addr, self.length = pinned.addr, pinned.nbytes
-        handle = self._entry.c.mr
-        self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-        self._holders, self._windows, self._in_flight = set(), set(), 0
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was given back, or the cache was closed."""
-        entry: Entry | None = getattr(self, "_entry", None)
-        return entry is None or self._use not in entry.users or not entry.c.mr
+        def give_back(_: CData) -> None:
+            entry.leave(use)
 
-    @property
-    def _handle(self) -> CData:
-        self._cache._handle  # noqa: B018 - closed, or another process's
-        if self.closed:
-            self._raise_closed()
-        handle: CData = self._entry.c.mr
-        return handle
-
-    def close(self) -> None:
-        """Give it back; safe to call again.
-
-        Raises:
-            BusyError: requests in flight use it.
-        """
-        if self.closed:
-            return
-        self._before_destroy()
-        self._entry.leave(self._use)
-        assert self._pinned is not None
-        self._pinned.release()
+        parents, length = (cache,), pinned.nbytes
+        self._adopt(
+            cache.pd, entry.c.mr, pinned.addr, length, access, pinned=pinned, parents=parents, destroy=give_back
+        )
 
     def rereg(self, **changes: object) -> None:
         """Refuse: others use the region, too."""
         raise StateError(f"{self!r} is shared with others through a cache, and cannot be changed")
-
-    def __del__(self) -> None:
-        if not self.closed:  # no request in flight holds it, for it would be referenced
-            self._entry.leave(self._use)
