@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from .qp import ECE, QP, QPInitAttr
     from .regcache import CachedMR, RegistrationCache, RegistrationCacheStats
     from .remote import RemoteBuffer
+    from .server import Server, ServerStats
     from .sharing import ImportedContext, ImportedDM, ImportedMR, ImportedPD, import_device
     from .srq import SRQ, SRQAttr, SRQInitAttr
     from .wq import WQ, RwqIndTable, RXHashConf, WQInitAttr
@@ -260,6 +261,8 @@ __all__ = [
     "SendFlags",
     "SendOpsFlags",
     "SendWR",
+    "Server",
+    "ServerStats",
     "TMCaps",
     "TMInfo",
     "TSOCaps",

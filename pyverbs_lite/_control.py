@@ -21,9 +21,10 @@ from .errors import (
 from .remote import RemoteBuffer
 from .wire import BufferAdded, BufferWithdrawn, Channel, DomainNamed, Event, Refused
 
-__all__ = ["Control", "Peer"]
+__all__ = ["CHUNK", "Control", "Peer"]
 
-_CHUNK = 65536
+#: Bytes of one read.
+CHUNK = 65536
 #: One sleep of a wait: a descriptor's number may be another file's by the time one sleeps on it, but not for long.
 _SLICE = 0.1
 #: So many buffers that were taken back are remembered, to name them in errors.
@@ -35,6 +36,9 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 class Control(ControlBase):
     """A connected TCP socket that speaks the handshake; owns the socket, also where making this fails.
 
+    Attributes:
+        chunk: how many bytes one read takes.
+
     Raises:
         PeerClosedError: the peer is gone already.
     """
@@ -42,6 +46,7 @@ class Control(ControlBase):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__()
         self.socket = sock
+        self.chunk = CHUNK
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,13 +136,17 @@ class Control(ControlBase):
         """Return what has arrived, empty at the end, or None if nothing has."""
         with self.lock:
             try:
-                data = self.socket.recv(_CHUNK)
+                data = self.socket.recv(self.chunk)
             except BlockingIOError:
                 return None
             except OSError:
                 data = b""  # a reset; the channel knows best what the end means at this point
             self._ended = self._ended or not data
             return data
+
+    def discard_some(self) -> bool:
+        """Throw away one piece of what has arrived; say whether that was all there will be."""
+        return self._read() == b""
 
     def _await_input(self, deadline: Deadline) -> bool:
         return self._ready(select.POLLIN, deadline)

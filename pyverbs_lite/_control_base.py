@@ -98,11 +98,20 @@ class ControlBase(ABC):
             self._events.clear()
             return events
 
-    def _receive(self) -> list[Event]:
+    def read_some(self) -> None:
+        """Take in one piece of what has arrived, without waiting; ``take`` has the events.
+
+        Raises:
+            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
+        """
+        with self.lock:
+            self._events.extend(self._receive(1))
+
+    def _receive(self, chunks: int = MOST_CHUNKS) -> list[Event]:
         events: list[Event] = []
         with self.lock:
             self._check_whole()
-            for _ in range(MOST_CHUNKS):
+            for _ in range(chunks):
                 if self._ended or self.channel.error is not None or (events and isinstance(events[-1], LAST_WORDS)):
                     break
                 self._torn = True
@@ -177,4 +186,6 @@ class ControlBase(ABC):
 def refusal(peer: str, event: Refused) -> HandshakeError:
     """Make the exception for a peer's refusal."""
     cls = AuthenticationError if event.code == RefuseCode.AUTHENTICATION else HandshakeError
-    return cls(f"{peer} refused the connection: {event.reason}")
+    error = cls(f"{peer} refused the connection: {event.reason}")
+    error.code = event.code
+    return error

@@ -196,6 +196,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "QPInitAttr",
     ),
     "remote": ("RemoteBuffer",),
+    "server": (
+        "Server",
+        "ServerStats",
+    ),
     "sharing": (
         "ImportedContext",
         "ImportedDM",

@@ -21,6 +21,7 @@ from ._options import Options
 from ._receives import Receives
 from ._settings import Settings, check_name, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
+from .comp_channel import CompChannel
 from .device import Context, PortAttr, open_device
 from .endpoint import Endpoint, Negotiated, negotiate, random_bits
 from .enums import MTU, AccessFlags, AtomicCap, LinkLayer, PortState, QPType, TransportType
@@ -34,11 +35,12 @@ from .errors import (
 )
 from .gid import GidEntry
 from .mr import MR
+from .pd import PD
 from .qp import QP, QPInitAttr
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
-__all__ = ["CELL", "Link", "NamedMR", "dropped"]
+__all__ = ["CELL", "Link", "NamedMR", "check_transport", "dropped"]
 
 #: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
 _ALIGNED = 64
@@ -95,14 +97,14 @@ class Link:
             self.options = self._fit(settings.options)
             self.port = self._active_port()
             self.gid = self._choose_gid(settings, control.local_address, remote_gid)
-            self.pd = stack.enter_context(self.context.alloc_pd())
-            channel = stack.enter_context(self.context.create_comp_channel())
+            self.pd, channel = self._domain(stack)
             slots = self.options.recv_depth + self._spare
             cq = stack.enter_context(self.context.create_cq(self.options.send_depth + slots, channel))
             what = "recv_depth × max_message_size"
             stride = -(-self._slot_size // _ALIGNED) * _ALIGNED
-            ring = self._alloc(what, slots, stride, AccessFlags.LOCAL_WRITE)
-            staging = self._alloc("send_depth cells", self.options.send_depth, CELL + HEADER, self.read_access)
+            ring = self._alloc(stack, what, slots, stride, AccessFlags.LOCAL_WRITE)
+            cells = self.options.send_depth
+            staging = self._alloc(stack, "send_depth cells", cells, CELL + HEADER, self.read_access)
             self.qp = self._create_qp(QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC))
             self.states = [self.qp.state]
             self.engine = self._engine(
@@ -156,13 +158,13 @@ class Link:
             return context, context.check_port(settings.port_num)
         return context, context.active_port() or 1
 
+    def _domain(self, stack: ExitStack) -> tuple[PD, CompChannel]:
+        """Return where memory is registered, and what tells of completions."""
+        pd = stack.enter_context(self.context.alloc_pd())
+        return pd, stack.enter_context(self.context.create_comp_channel())
+
     def _check_transport(self) -> None:
-        if self.context.transport_type == TransportType.IWARP:
-            raise UnsupportedError(
-                errno.EOPNOTSUPP,
-                "connect",
-                f"{self.context.name} is iWARP, which connects through librdmacm only: use pyverbs_lite.cm",
-            )
+        check_transport(self.context)
 
     def _active_port(self) -> PortAttr:
         self._check_transport()
@@ -188,14 +190,14 @@ class Link:
             gid_netdev=settings.gid_netdev,
         )
 
-    def _alloc(self, what: str, count: int, size: int, access: AccessFlags) -> MR:
+    def _alloc(self, stack: ExitStack, what: str, count: int, size: int, access: AccessFlags) -> MR:
         try:
             memory = arena(count * size)
         except (OSError, OverflowError) as error:
             raise VerbsOSError(
                 errno.ENOMEM, "mmap", f"{what} of this connection come to {count} × {size} bytes"
             ) from error
-        return self.pd.reg_mr(memory, access)
+        return stack.enter_context(self.pd.reg_mr(memory, access))
 
     def _create_qp(self, init: QPInitAttr) -> QP:
         try:
@@ -341,13 +343,16 @@ class Link:
     def _name(self, region: NamedMR, name: str, deadline: Deadline) -> None:
         remote = RemoteBuffer.of(region, name=name, access=region.access)
         with self._naming:
-            if name in self._named:
-                raise StateError(f"the name {name!r} is taken by {self._named[name]!r}: close that first")
-            self._named[name] = region
+            self._enter(name, region)
             region.name = name
             self.peer.say(lambda channel: channel.buffer(remote))
         self.peer.control.flush(deadline)
         self.engine.take_news()
+
+    def _enter(self, name: str, region: NamedMR) -> None:
+        if name in self._named:
+            raise StateError(f"the name {name!r} is taken by {self._named[name]!r}: close that first")
+        self._named[name] = region
 
     def withdraw(self, name: str, region: NamedMR) -> None:
         """Tell the peer that a region goes away."""
@@ -391,8 +396,24 @@ class Link:
         with self._naming:
             self._silent = True
         self.qp.close()  # and the engine before it
+        for region in self._regions:
+            region.close()
         self._stack.close()
         self._regions = []
+
+
+def check_transport(context: Context) -> None:
+    """Refuse a device whose QPs cannot be connected by hand.
+
+    Raises:
+        UnsupportedError: it is iWARP.
+    """
+    if context.transport_type == TransportType.IWARP:
+        raise UnsupportedError(
+            errno.EOPNOTSUPP,
+            "connect",
+            f"{context.name} is iWARP, which connects through librdmacm only: use pyverbs_lite.cm",
+        )
 
 
 def dropped(link: Link, label: str) -> None:

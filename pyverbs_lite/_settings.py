@@ -19,7 +19,7 @@ from .enums import PortState, TransportType
 from .errors import VerbsError
 from .wire import MAX_NAME
 
-__all__ = ["ConnectOptions", "Settings", "check_buffers", "check_name", "owner_of", "spelled"]
+__all__ = ["ConnectOptions", "Settings", "check_buffers", "check_name", "owner_of", "port_of", "spelled"]
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -167,18 +167,25 @@ def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:
 
 def owner_of(local_address: str) -> tuple[str, int] | None:
     """Find the device and the port that have an address in their GID table."""
+    for info in devices():
+        if info.transport_type == TransportType.IWARP:
+            continue
+        with suppress(VerbsError), Context(info.name) as context:  # one that cannot be opened is not the one
+            if port_num := port_of(context, local_address):
+                return info.name, port_num
+    return None
+
+
+def port_of(context: Context, local_address: str) -> int | None:
+    """Find the port of a device, an ACTIVE one, that has an address in its GID table."""
     address, _, scope = local_address.partition("%")
     try:
         wanted = gid.parse_gid(address)
     except ValueError:
         return None
-    for info in devices():
-        if info.transport_type == TransportType.IWARP:
-            continue
-        with suppress(VerbsError), Context(info.name) as context:  # one that cannot be opened is not the one
-            for port_num in range(1, context.query_device().phys_port_cnt + 1):
-                if context.query_port(port_num).state == PortState.ACTIVE:
-                    rows = [row for row in context.gid_table(port_num) if row.gid == wanted]
-                    if any(not scope or scope in row.interface_names or not row.interface_names for row in rows):
-                        return info.name, port_num
+    for port_num in range(1, context.query_device().phys_port_cnt + 1):
+        if context.query_port(port_num).state == PortState.ACTIVE:
+            rows = [row for row in context.gid_table(port_num) if row.gid == wanted]
+            if any(not scope or scope in row.interface_names or not row.interface_names for row in rows):
+                return port_num
     return None

@@ -210,7 +210,13 @@ class WaitTimeout(VerbsError, TimeoutError):
 
 
 class HandshakeError(VerbsError, ConnectionError):
-    """The exchange over TCP did not end in a connection."""
+    """The exchange over TCP did not end in a connection.
+
+    Attributes:
+        code: where the peer refused, its ``wire.RefuseCode``, such as BUSY; else None.
+    """
+
+    code: int | None = None
 
 
 class PeerProtocolError(HandshakeError):

@@ -1,0 +1,218 @@
+"""What the connections of a server have in common, and the link of such a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from ipaddress import IPv6Address
+
+from ._args import Deadline
+from ._buffer import Memory, as_bytes_view
+from ._control import Control, Peer
+from ._link import Link, NamedMR, check_transport
+from ._options import Options
+from ._settings import Settings, check_name, owner_of, port_of
+from .comp_channel import CompChannel
+from .device import Context, open_device
+from .enums import AccessFlags, AtomicCap
+from .errors import ClosedError, HandshakeError, StateError
+from .mr import MR
+from .pd import PD
+from .remote import RemoteBuffer
+from .wire import Channel
+
+__all__ = ["ServerLink", "Shared", "SharedMR"]
+
+_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+
+
+class SharedMR(MR):
+    """A region that every peer of a server may know by name; they are told before it goes."""
+
+    def __init__(self, shared: Shared, buffer: Memory, access: AccessFlags) -> None:
+        super().__init__(shared.pd, buffer, access)
+        self.name: str | None = None
+        self._shared = shared
+
+    def _before_destroy(self) -> None:
+        super()._before_destroy()
+        if self.name is not None:
+            self._shared.withdraw(self.name, self)
+            self.name = None
+
+
+class Shared:
+    """One context and one protection domain for many connections, and the buffers that all peers are offered.
+
+    Args:
+        settings: as for one connection.
+        local_address: the address that is listened on, for choosing the device.
+        flush_later: sends what a control connection does not take at once.
+
+    Attributes:
+        naming: held while names and links change.
+        links: the connections, from the moment on that their peers are told of names.
+        named: name -> region: what every peer is offered.
+
+    Raises:
+        DeviceNotFoundError: no such device.
+        As ``PD.reg_mr``, for ``settings.buffers``.
+    """
+
+    def __init__(self, settings: Settings, local_address: str, flush_later: Callable[[Control], None]) -> None:
+        self.settings = settings
+        self._flush_later = flush_later
+        # Nothing waits with it. It is taken after a link's own lock of this kind, and before a control channel's.
+        self.naming = threading.RLock()
+        self.links: set[ServerLink] = set()
+        self.named: dict[str, SharedMR] = {}
+        self._regions: list[SharedMR] = []
+        self._closed = False
+        with ExitStack() as stack:
+            self.context = self._open(stack, local_address)
+            check_transport(self.context)
+            self.limits = self.context.query_device()
+            self.options = settings.options.within(self.limits)
+            if settings.port_num is not None:
+                self.context.check_port(settings.port_num)
+            self.pd = stack.enter_context(self.context.alloc_pd())
+            for name, buffer in settings.buffers.items():
+                self.register(buffer, name, None)
+            self._stack = stack.pop_all()
+
+    def _open(self, stack: ExitStack, local_address: str) -> Context:
+        device = self.settings.device
+        if isinstance(device, Context):
+            return device
+        if device is None and (owner := owner_of(local_address)):
+            return stack.enter_context(Context(owner[0]))
+        return stack.enter_context(open_device(device))
+
+    def port_for(self, local_address: str) -> int:
+        """Return the port that has an address, or else the first that is ACTIVE."""
+        if self.settings.port_num is not None:
+            return self.settings.port_num
+        if self.limits.phys_port_cnt == 1:
+            return 1
+        return port_of(self.context, local_address) or self.context.active_port() or 1
+
+    @property
+    def remote_access(self) -> AccessFlags:
+        """What the device lets a peer do at all."""
+        return _REMOTE if self.limits.atomic_cap != AtomicCap.NONE else _REMOTE & ~AccessFlags.REMOTE_ATOMIC
+
+    # ------------------------------------------------------------ names
+
+    def register(self, buffer: Memory, name: str, access: AccessFlags | None) -> SharedMR:
+        """Register a buffer once, and offer it to every peer that is there or will be."""
+        check_name(name)
+        if access is None:
+            access = AccessFlags.REMOTE_READ
+            if not as_bytes_view(buffer, what=f"buffer {name!r}").readonly:
+                access = AccessFlags.LOCAL_WRITE | self.remote_access
+        elif not AccessFlags(access) & _REMOTE:
+            raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peers: allow remote access")
+        region = SharedMR(self, buffer, access)
+        try:
+            with self.naming:
+                if self._closed:
+                    raise ClosedError("register: this server has stopped")
+                self.check_free(name)
+                for link in self.links:
+                    if name in link._named:
+                        raise StateError(
+                            f"the name {name!r} is taken by a buffer of the connection {link.peer.control.peer}"
+                        )
+                remote = RemoteBuffer.of(region, name=name, access=region.access)
+                self.named[name] = region
+                region.name = name
+                self._regions = [*(kept for kept in self._regions if not kept.closed), region]
+                for link in tuple(self.links):
+                    self._tell(link, lambda channel: channel.buffer(remote))
+        except BaseException:
+            region.close()
+            raise
+        return region
+
+    def check_free(self, name: str) -> None:
+        """Refuse a name that all peers know already."""
+        if name in self.named:
+            raise StateError(f"the name {name!r} is taken by {self.named[name]!r} of the server: close that first")
+
+    def withdraw(self, name: str, region: SharedMR) -> None:
+        """Tell every peer that a region goes away."""
+        with self.naming:
+            if self.named.get(name) is not region:
+                return
+            del self.named[name]
+            for link in tuple(self.links):
+                self._tell(link, lambda channel: channel.withdraw(name))
+
+    def _tell(self, link: ServerLink, what: Callable[[Channel], None]) -> None:
+        with suppress(HandshakeError, StateError):  # one that is on its way out
+            link.peer.say(what)
+            if not link.control.send_now():
+                self._flush_later(link.control)
+
+    def introduce(self, link: ServerLink) -> None:
+        """Queue a link's record and every name; from now on the link's peer hears of changes."""
+        with self.naming:
+            if self._closed:
+                raise ClosedError("this server has stopped")
+            channel = link.peer.control.channel
+            channel.hello(link.endpoint)
+            for name, region in self.named.items():
+                channel.buffer(RemoteBuffer.of(region, name=name, access=region.access))
+            self.links.add(link)
+
+    # ------------------------------------------------------------ the end
+
+    def leave(self, link: ServerLink) -> None:
+        """Tell a link's peer of nothing more."""
+        with self.naming:
+            self.links.discard(link)
+
+    def close(self) -> None:
+        """Destroy what was shared; the connections must be closed. May be tried again."""
+        with self.naming:
+            self._closed = True
+            self.named.clear()
+        self._stack.close()
+        self._regions = []
+
+
+class ServerLink(Link):
+    """The verbs objects of one connection of a server: what is shared comes from there, and stays there."""
+
+    def __init__(self, shared: Shared, control: Control, peer: Peer, remote_gid: IPv6Address | None) -> None:
+        self._shared, self.control = shared, control
+        super().__init__(shared.settings, control, peer, remote_gid)
+
+    def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
+        return self._shared.context, self._shared.port_for(local_address)
+
+    def _fit(self, options: Options) -> Options:
+        return self._shared.options
+
+    def _domain(self, stack: ExitStack) -> tuple[PD, CompChannel]:
+        return self._shared.pd, stack.enter_context(self.context.create_comp_channel())
+
+    @property
+    def remote_access(self) -> AccessFlags:
+        """What the device lets a peer do at all."""
+        return self._shared.remote_access
+
+    def introduce(self, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
+        """Queue this side's record, and the server's buffers."""
+        self._shared.introduce(self)
+
+    def _enter(self, name: str, region: NamedMR) -> None:
+        with self._shared.naming:
+            self._shared.check_free(name)
+            super()._enter(name, region)
+
+    def close(self) -> None:
+        """Destroy everything that belongs to this connection alone; may be tried again."""
+        self._shared.leave(self)
+        super().close()

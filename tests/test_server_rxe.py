@@ -1,0 +1,511 @@
+"""A server with many peers: what its connections share, who comes in and who does not, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import counts, in_thread
+
+import pyverbs_lite as pvl
+from pyverbs_lite import wire
+
+pytestmark = pytest.mark.rdma
+
+HERE = "127.0.0.1"
+SMALL: dict[str, Any] = {"max_message_size": 512, "recv_depth": 4, "send_depth": 4}
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Check that a test leaves nothing behind, without waiting for the garbage collector."""
+    with pvl.Server(HERE, 0, echo, **SMALL) as server:
+        server.start()
+        with connect(server) as conn:
+            assert ask(conn, b"warm") == b"WARM"
+    threads = threading.active_count()
+    before = counts()
+    yield
+    assert counts() == before
+    assert threading.active_count() == threads
+
+
+def echo(conn: pvl.Connection) -> None:
+    """Answer until the peer leaves."""
+    while True:
+        message = conn.recv()
+        conn.send(message.upper(), imm=message.imm)
+
+
+def connect(server: pvl.Server, **options: Any) -> pvl.Connection:
+    return pvl.connect(HERE, server.port, **{**SMALL, "timeout": 20, **options})
+
+
+def ask(conn: pvl.Connection, data: bytes) -> bytes:
+    conn.send(data, timeout=20)
+    return bytes(conn.recv(timeout=20))
+
+
+def until(what: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for what another thread does, of which nobody is told."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.005)
+
+
+# ------------------------------------------------------------ who comes in
+
+
+def test_each_peer_has_a_handler_and_all_share_a_context_and_a_domain(no_leaks: None) -> None:
+    domains = set()
+
+    def handler(conn: pvl.Connection) -> None:
+        domains.add((conn._link.context, conn._link.pd))
+        echo(conn)
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server, contextlib.ExitStack() as stack:
+        server.start()
+        server.start()  # again is the same as once
+        peers = [stack.enter_context(connect(server)) for _ in range(5)]
+        for number, peer in enumerate(peers):
+            assert ask(peer, b"from %d" % number) == b"FROM %d" % number
+        until(lambda: len(server.connections) == 5)
+        assert len(domains) == 1
+        assert server.stats == pvl.ServerStats(accepted=5, refused=0, failed=0, handler_errors=0, open=5)
+        assert repr(server) == f"<Server on {HERE} port {server.port}, 5 connections>"
+        peers[2].close()
+        until(lambda: len(server.connections) == 4)
+        assert ask(peers[3], b"still") == b"STILL"
+    assert repr(server) == f"<Server on {HERE} port {server.port} (stopped)>"
+    assert server.closed
+    assert server.stats.open == 0
+
+
+def test_one_more_than_it_takes_hears_that_it_is_busy(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, echo, max_connections=2, **SMALL) as server:
+        server.start()
+        with connect(server) as first, connect(server) as second:
+            for _ in range(3):
+                with pytest.raises(pvl.HandshakeError, match="BUSY: this server takes 2 connections") as caught:
+                    connect(server)
+                assert caught.value.code == wire.RefuseCode.BUSY
+            assert ask(first, b"one") == b"ONE"
+            assert ask(second, b"two") == b"TWO"
+        until(lambda: server.stats.open == 0)
+        with connect(server) as third:
+            assert ask(third, b"three") == b"THREE"
+        assert server.stats.refused == 3
+        assert server.stats.accepted == 3
+
+
+def silent(port: int) -> Iterator[None]:
+    with socket.create_connection((HERE, port)):
+        yield
+
+
+def reset(port: int) -> Iterator[None]:
+    sock = socket.create_connection((HERE, port))
+    sock.send(wire.preface()[:5])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+    yield
+
+
+def talker(data: bytes, pause: float) -> Callable[[int], Iterator[None]]:
+    """Say something again and again, whether or not it is heard."""
+
+    def run(port: int) -> Iterator[None]:
+        over = threading.Event()
+
+        def talk() -> None:
+            with contextlib.suppress(OSError), socket.create_connection((HERE, port)) as sock:
+                sock.settimeout(1)
+                while not over.wait(pause):
+                    sock.sendall(data)
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield
+        over.set()
+        thread.join(10)
+
+    return run
+
+
+def half_hello(port: int) -> Iterator[None]:
+    """Begin well, then say no more."""
+    with socket.create_connection((HERE, port)) as sock:
+        sock.sendall(wire.preface() + wire.frame_header(wire.FrameType.HELLO, 64) + bytes(20))
+        yield
+
+
+HOSTILE: dict[str, tuple[Callable[[int], Iterator[None]], int]] = {
+    "silent": (silent, 50),
+    "half a hello": (half_hello, 50),
+    "dribbling": (talker(b"\x89", 0.2), 12),
+    "http": (talker(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 0.05), 12),
+    "garbage": (talker(os.urandom(65536), 0.01), 8),
+    "a flood": (talker(wire.preface() + bytes([3, 0, 0, 0]) * 4096, 0.01), 8),
+    "reset": (reset, 50),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_peers_hold_up_nobody(no_leaks: None, kind: str) -> None:
+    """Reports 7 and 36: with far more of them than there are workers, good peers come in as before."""
+    attack, number = HOSTILE[kind]
+    with pvl.Server(HERE, 0, echo, max_handshakes=2, max_connections=8, timeout=60, **SMALL) as server:
+        server.start()
+        with contextlib.ExitStack() as stack:
+            for _ in range(number):
+                stack.enter_context(contextlib.contextmanager(attack)(server.port))
+            for _ in range(4):
+                with connect(server) as conn:  # they would have to wait for a minute
+                    assert ask(conn, b"good") == b"GOOD"
+        assert server.stats.accepted == 4
+        assert server.stats.refused == 0
+    assert server.stats.failed <= number * 400  # a talker comes once
+
+
+def test_a_handshake_that_is_not_over_in_time_is_ended(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, echo, timeout=0.3, **SMALL) as server:
+        server.start()
+        with socket.create_connection((HERE, server.port), 10) as sock:
+            assert sock.recv(100) == b""
+        with socket.create_connection((HERE, server.port), 10) as sock:
+            sock.sendall(wire.preface())  # whoever speaks the protocol is told why
+            heard = b"".join(iter(lambda: sock.recv(1000), b""))
+            assert b"did not get through the handshake within 0.3 s (waiting for its HELLO)" in heard
+        assert server.stats.failed == 2
+        with connect(server) as conn:
+            assert ask(conn, b"next") == b"NEXT"
+
+
+def test_one_that_stops_after_its_hello_gives_its_place_back(no_leaks: None) -> None:
+    """It has got a QP; that goes with it."""
+    with pvl.Server(HERE, 0, echo, timeout=1.0, max_connections=1, **SMALL) as server:
+        server.start()
+        with pvl.open_device() as context, connect(server, device=context) as good:
+            channel = wire.Channel()
+            channel.hello(good._link.endpoint)
+            hello = channel.data_to_send()
+            assert ask(good, b"one") == b"ONE"
+            with socket.create_connection((HERE, server.port), 10) as sock:
+                sock.sendall(hello)
+                assert b"BUSY" in b"".join(iter(lambda: sock.recv(1000), b""))
+            good.close()
+            until(lambda: server.stats.open == 0)
+            with socket.create_connection((HERE, server.port), 10) as sock:
+                sock.sendall(hello)
+                assert sock.recv(1000)  # its HELLO
+                with pytest.raises(pvl.HandshakeError, match="BUSY"):
+                    connect(server)
+                assert b"waiting for its READY" in b"".join(iter(lambda: sock.recv(1000), b""))
+            with connect(server) as conn:
+                assert ask(conn, b"two") == b"TWO"
+
+
+def test_whoever_is_silent_goes_first_where_there_is_no_room(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, echo, max_connections=1, max_handshakes=1, timeout=60, **SMALL) as server:
+        server.start()
+        room = server._gate._most_waiting
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_connection((HERE, server.port), 10))
+            for _ in range(room):
+                stack.enter_context(socket.create_connection((HERE, server.port)))
+            assert first.recv(10) == b""
+            with connect(server) as conn:
+                assert ask(conn, b"in") == b"IN"
+
+
+def test_without_descriptors_it_waits_for_some(no_leaks: None) -> None:
+    """EMFILE in accept() must not spin, nor end the server (report 35)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pvl.Server(HERE, 0, echo, timeout=60, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        with connect(server, device=context) as good, contextlib.ExitStack() as stack:
+            assert ask(good, b"one") == b"ONE"
+            sockets = [stack.enter_context(socket.socket()) for _ in range(8)]
+            files: list[int] = []
+            stack.callback(lambda: [os.close(fd) for fd in files])
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (max(os.listdir("/proc/self/fd"), key=int).__len__() and 256, hard)
+            )
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        files.append(os.dup(0))
+                for sock in sockets:
+                    sock.connect((HERE, server.port))
+                assert ask(good, b"two") == b"TWO"
+                time.sleep(0.1)
+                spent = time.process_time()
+                time.sleep(0.3)
+                assert time.process_time() - spent < 0.15
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            while files:
+                os.close(files.pop())
+            with connect(server, device=context) as late:
+                assert ask(late, b"late") == b"LATE"
+
+
+# ------------------------------------------------------------ handlers
+
+
+def test_a_handler_that_fails_ends_its_own_connection_only(no_leaks: None, caplog: pytest.LogCaptureFixture) -> None:
+    def handler(conn: pvl.Connection) -> None:
+        if conn.recv() == b"fail":
+            raise LookupError("no such thing")
+        echo(conn)
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server:
+        server.start()
+        with connect(server) as bad, connect(server) as good:
+            good.send(b"go on")
+            bad.send(b"fail")
+            with pytest.raises(pvl.PeerClosedError):
+                bad.recv(timeout=20)
+            assert ask(good, b"here") == b"HERE"
+            until(lambda: server.stats.handler_errors == 1)
+            (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            address = f"{HERE} port {bad._link.peer.control.socket.getsockname()[1]}"  # type: ignore[attr-defined]
+            assert record.name == "pyverbs_lite.server"
+            assert address in record.getMessage()
+            assert record.exc_info is not None
+            assert isinstance(record.exc_info[1], LookupError)
+
+
+def test_a_peer_that_leaves_or_dies_is_no_error(no_leaks: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Report 36: the handler's wait ends, and nothing of the peer stays."""
+    with pvl.Server(HERE, 0, echo, **SMALL) as server:
+        server.start()
+        with connect(server) as conn:
+            assert ask(conn, b"hi") == b"HI"
+        until(lambda: server.stats.open == 0)
+        code = f"""
+            import os, signal
+            import pyverbs_lite as pvl
+            conn = pvl.connect({HERE!r}, {server.port}, max_message_size=512, recv_depth=4, send_depth=4)
+            conn.send(b"x")
+            conn.recv(timeout=20)
+            print("there", flush=True)
+            signal.pause()
+        """
+        with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"there\n"
+            assert server.stats.open == 1
+            process.kill()
+        until(lambda: server.stats.open == 0)
+        assert server.stats.handler_errors == 0
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# ------------------------------------------------------------ buffers
+
+
+def test_buffers_are_registered_once_and_offered_to_all(no_leaks: None) -> None:
+    cache = bytearray(b"cache" * 20)
+    with pvl.Server(HERE, 0, echo, buffers={"cache": cache}, **SMALL) as server:
+        server.start()
+        with connect(server) as left, connect(server) as right:
+            until(lambda: len(server.connections) == 2)
+            assert left.remote["cache"] == right.remote["cache"]  # one registration
+            left.write(left.remote["cache"][5:10], b"CACHE", timeout=20)
+            assert right.read(right.remote["cache"][:12], timeout=20) == b"cacheCACHEca"
+            late = server.register(bytearray(b"later"), name="late")
+            for peer in (left, right):
+                until(lambda peer=peer: "late" in peer.remote)
+                assert peer.read(peer.remote["late"], timeout=20) == b"later"
+            with connect(server) as newcomer:
+                assert set(newcomer.remote) == {"cache", "late"}
+                late.close()
+                for peer in (left, right, newcomer):
+                    until(lambda peer=peer: "late" not in peer.remote)
+                assert newcomer.read(newcomer.remote["cache"][5:10], timeout=20) == b"CACHE"
+    cache += b"not exported any more"
+    with pytest.raises(pvl.ClosedError):
+        server.register(bytearray(8), name="too late")
+
+
+def test_a_name_is_the_servers_or_a_connections() -> None:
+    with pvl.Server(HERE, 0, echo, buffers={"taken": bytearray(8)}, **SMALL) as server:
+        server.start()
+        with connect(server):
+            until(lambda: len(server.connections) == 1)
+            (conn,) = server.connections
+            with pytest.raises(pvl.StateError, match="'taken' is taken by .* of the server"):
+                conn.register(bytearray(8), name="taken")
+            with pytest.raises(pvl.StateError, match="'taken' is taken by .* of the server"):
+                server.register(bytearray(8), name="taken")
+            own = conn.register(bytearray(8), name="own")
+            with pytest.raises(pvl.StateError, match="'own' is taken by a buffer of the connection"):
+                server.register(bytearray(8), name="own")
+            own.close()
+            server.register(bytearray(8), name="own").close()
+            with pytest.raises(ValueError, match="of no use"):
+                server.register(bytearray(8), name="useless", access=pvl.AccessFlags.LOCAL_WRITE)
+
+
+def test_a_peer_that_does_not_read_its_news_holds_up_nobody(no_leaks: None) -> None:
+    """What does not fit into its socket now is sent when it reads."""
+    with pvl.Server(HERE, 0, echo, **SMALL) as server:
+        server.start()
+        with connect(server) as deaf, connect(server) as good:
+            until(lambda: len(server.connections) == 2)
+            for conn in server.connections:
+                sock = conn._link.peer.control.socket  # type: ignore[attr-defined]
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            memory = bytearray(64)
+            for number in range(300):
+                region = server.register(memory, name=f"{number:0200}")
+                if number == 299:
+                    until(lambda: f"{299:0200}" in good.remote)
+                elif number % 8:
+                    region.close()
+                    good.remote  # noqa: B018
+            assert len(good.remote) == 38 + 1
+            assert ask(good, b"on") == b"ON"
+            until(lambda: len(deaf.remote) == 39)
+            assert set(deaf.remote) == set(good.remote)
+
+
+# ------------------------------------------------------------ the end
+
+
+def test_stop_lets_handlers_end_and_then_closes_what_is_left(no_leaks: None) -> None:
+    ended = []
+
+    def handler(conn: pvl.Connection) -> None:
+        try:
+            if conn.recv() == b"stay":
+                conn.recv()
+            ended.append("went")
+        except pvl.ClosedError:
+            ended.append("closed")
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server:
+        server.start()
+        with connect(server) as goes, connect(server) as stays:
+            stays.send(b"stay")
+            until(lambda: len(server.connections) == 2)
+            stopping = in_thread(server.stop, 1.0)
+            until(lambda: server.closed)
+            with pytest.raises((pvl.HandshakeError, OSError)):
+                connect(server)
+            goes.send(b"go")
+            with pytest.raises(pvl.PeerClosedError):
+                goes.recv(timeout=20)
+            stopping(20)
+            assert ended == ["went", "closed"]
+            with pytest.raises(pvl.PeerClosedError):
+                stays.recv(timeout=20)
+        server.stop()
+        with pytest.raises(pvl.ClosedError):
+            server.start()
+
+
+def test_stop_turns_away_who_is_on_the_way_in(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, echo, timeout=60, **SMALL) as server:
+        server.start()
+        with (
+            socket.create_connection((HERE, server.port)) as mute,
+            socket.create_connection((HERE, server.port)) as sock,
+        ):
+            sock.sendall(wire.preface())
+            until(lambda: len(server._gate._guests) == 2)
+            time.sleep(0.1)
+            server.stop()
+            assert mute.recv(10) == b""
+            assert b"the server is stopping" in b"".join(iter(lambda: sock.recv(1000), b""))
+        assert server.stats.refused == 2
+
+
+def test_a_handler_may_stop_the_server(no_leaks: None) -> None:
+    def handler(conn: pvl.Connection) -> None:
+        conn.recv()
+        server.stop()
+        conn.send(b"stopped")
+        conn.recv()
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server:
+        serving = in_thread(server.serve_forever)
+        with connect(server) as conn:
+            assert ask(conn, b"stop") == b"stopped"
+            conn.send(b"bye")
+            serving(20)
+
+
+def test_a_server_that_never_started_lets_go_of_everything(no_leaks: None) -> None:
+    server = pvl.Server(HERE, 0, echo, buffers={"memory": bytearray(100)}, **SMALL)
+    server.stop()
+    with pvl.Server(HERE, 0, echo, **SMALL):
+        pass
+    with pvl.Server(HERE, 0, echo, **SMALL) as server, pytest.raises(OSError, match="cannot listen") as caught:
+        pvl.Server(HERE, server.port, echo)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_ctrl_c_ends_it() -> None:
+    """Report 18: Ctrl-C gets out of serve_forever(), and the with block closes what is open."""
+    code = f"""
+        import os, signal, threading
+        import pyverbs_lite as pvl
+        def handler(conn):
+            conn.recv()
+            os.kill(os.getpid(), signal.SIGINT)
+            conn.recv()
+        with pvl.Server({HERE!r}, 0, handler) as server:
+            server.start()
+            def client():
+                conn = pvl.connect({HERE!r}, server.port)
+                conn.send(b"x")
+                try:
+                    conn.recv()
+                except pvl.PeerClosedError:
+                    print("told", flush=True)
+                conn.close()
+            thread = threading.Thread(target=client)
+            thread.start()
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                server.stop(0)
+            thread.join()
+        print("out", threading.active_count())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "told\nout 1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"max_connections": 0}, ValueError, "max_connections must be 1"),
+        ({"max_handshakes": 0}, ValueError, "max_handshakes must be 1"),
+        ({"handler": None}, TypeError, "handler must be callable"),
+        ({"device": "nope"}, pvl.DeviceNotFoundError, "nope"),
+        ({"device": "siw0"}, pvl.UnsupportedError, "iWARP"),
+        ({"max_connection": 3}, TypeError, "max_connection"),
+        ({"buffers": {"": bytearray(1)}}, ValueError, "name"),
+    ],
+)
+def test_what_it_is_not_made_with(no_leaks: None, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        pvl.Server(HERE, 0, **{"handler": echo, **options})
