@@ -62,7 +62,7 @@ def fused(conn, part, remote) -> Case:  # type: ignore[no-untyped-def]
     """Time the one C call that posts, waits and tells the status, with nothing around it."""
     op = ffi.new("struct pvl_op *")
     table, post = conn._engine._c, lib.pvl_move
-    args = (table, op, WRITE, part.mr._hold, part.addr, SIZE, part.lkey, remote.addr, remote.rkey, 0, 1 << 30)
+    args = (table, op, WRITE, part.mr._c, part.offset, SIZE, remote.addr, remote.rkey, 0, 1 << 30)
 
     def one() -> None:
         if post(*args):

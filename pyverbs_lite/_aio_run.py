@@ -46,10 +46,9 @@ class _Messages:
         engine = self._watch.engine
         if engine.closed:
             return EVERYBODY  # to be told so
-        c = engine._c
         # Looked at first: where no receive is posted, all that arrived is there.
-        ended = self._watch.over or (engine.failure is not None and not c.recv_posted)
-        return int(c.arrived - c.taken) or (EVERYBODY if ended else 0)
+        ended = self._watch.over or (engine.failure is not None and not engine._c.recv_posted)
+        return engine.messages or (EVERYBODY if ended else 0)
 
 
 class _Room:

@@ -11,14 +11,15 @@ import errno
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
-from ._operation import Arrival, CachedRegion, Operation, Region, Request, Source, TemporaryMR, repeated
+from ._operation import Arrival, Box, CachedRegion, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._receives import Receives
 from ._registrations import Store
 from ._resource import Resource
@@ -44,8 +45,11 @@ _SLICE_NS = int(SLICE * 1e9)
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
 _LAST_ACK_NS = 50_000_000
-_move, _move_copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
-_PENDING = lib.PVL_PENDING
+_T = TypeVar("_T")
+_move, _move_copy, _recv, _from_buffer = lib.pvl_move, lib.pvl_move_copy, lib.pvl_recv, ffi.from_buffer
+_PENDING, _BOX_BYTES = lib.PVL_PENDING, lib.PVL_BOX_BYTES
+#: Those that no call uses just now.
+_boxes: list[Box] = []
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -83,6 +87,7 @@ class Engine(Resource):
         self._watching = False
         self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
         self._live: set[Operation] = set()
+        self._unread: deque[Box] = deque()  # messages that C has taken, and no call has
         self._looking: threading.Thread | None = None
         self._temporary: set[TemporaryMR] = set()
         self.cache: Store | None = None
@@ -134,20 +139,8 @@ class Engine(Resource):
             op = self._pooled()
         try:
             if isinstance(source, MRSlice):
-                mr = source.mr
-                rc = _move(
-                    self._c,
-                    op.c,
-                    opcode,
-                    mr._hold,
-                    mr.addr + source.offset,
-                    source.length,
-                    mr.lkey,
-                    addr,
-                    rkey,
-                    imm,
-                    wait,
-                )
+                memory = source.mr._c
+                rc = _move(self._c, op.c, opcode, memory, source.offset, source.length, addr, rkey, imm, wait)
             else:
                 rc = _move_copy(self._c, op.c, opcode, _from_buffer(source), len(source), addr, rkey, imm, wait)
         except BaseException:
@@ -378,23 +371,60 @@ class Engine(Resource):
         """Post the whole receive ring; allowed from INIT on."""
         check_rc("ibv_post_recv", lib.pvl_post_ring(self._c))
 
-    def receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], None]) -> None:
-        """Wait for a message and give it to ``take``; if that raises, the message stays the next one.
+    def receive(
+        self, operation: str, timeout: float | None, plain: Callable[[memoryview], _T], take: Callable[[Arrival], _T]
+    ) -> _T:
+        """Wait for a message, and return what is made of it; if that raises, the message stays the next one.
+
+        Args:
+            plain: makes it of the bytes of a message that has nothing else.
+            take: makes it of any message.
 
         Raises:
             WaitTimeout: none came in time.
             VerbsError: the connection's failure, once all that had arrived was taken.
         """
-        c, late = self._c, self.failure is not None
+        deadline = None if timeout is None else Deadline(timeout)
+        wait, late = _SLICE_NS if deadline is None else self._slice(deadline), self.failure is not None
+        if not self._unread:
+            try:
+                box = _boxes.pop()
+            except IndexError:
+                box = Box()
+            try:
+                length = _recv(self._c, box.c, wait)
+                if 0 <= length <= _BOX_BYTES:
+                    made = plain(box.view[:length])
+            except BaseException:
+                if box.c.length >= 0:  # C has taken it, and this call has not
+                    self._unread.append(box)
+                raise
+            if 0 <= length <= _BOX_BYTES:
+                _boxes.append(box)
+                return made
+            if length >= 0:
+                self._unread.append(box)
+        return self._receive(operation, deadline or Deadline(None), take, late)
+
+    def _receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], _T], late: bool) -> _T:
+        c = self._c
         while True:
             if self.closed or self.foreign:
                 self.refuse_late(operation)
             # Looked at before the messages are: the last of them and the last flush may come in between.
             ended = self.failure is not None and (not c.recv_posted or self._flush_limit.expired)
             with self._taking:
+                if self._unread:
+                    return self._read(self._unread[0], take)
                 if c.arrived != c.taken:
-                    self._take(take)
-                    return
+                    index = c.taken
+                    made = take(self._oldest(index))
+                    rc = lib.pvl_take(c, index)
+                    if rc > 0:
+                        self.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
+                    if rc != lib.PVL_NOTHING:  # else another thread was faster
+                        return made
+                    continue
             if ended:
                 if self.failure is not None and not late:
                     raise repeated(self.failure, operation)
@@ -402,16 +432,27 @@ class Engine(Resource):
             if not self._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, deadline) and deadline.expired:
                 raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation)
 
-    def _take(self, take: Callable[[Arrival], None]) -> None:
+    def _oldest(self, index: int) -> Arrival:
         c = self._c
-        index = c.taken
         raw = c.arrivals[index % c.recv_slots]
         opcode = WCOpcode(raw.opcode)
         length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
         view = self._receives.view(raw.slot, HEADER, length)
-        take(Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode))
-        if rc := lib.pvl_take(c, index):
-            self.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
+        return Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode)
+
+    def _read(self, box: Box, take: Callable[[Arrival], _T]) -> _T:
+        """Take the oldest of the messages that C has taken, and no call before."""
+        made = take(box.arrival())
+        self._unread.popleft()
+        if error := box.c.error:
+            self.fail(os_error("ibv_post_recv", error))  # the next one's problem: this message is good
+        _boxes.append(box)
+        return made
+
+    @property
+    def messages(self) -> int:
+        """How many messages have arrived and were not taken."""
+        return int(self._c.arrived - self._c.taken) + len(self._unread)
 
     # ------------------------------------------------------------ waiting
 

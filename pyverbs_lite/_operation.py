@@ -17,7 +17,7 @@ from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .wr import completion_error
 
-__all__ = ["Arrival", "CachedRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
+__all__ = ["Arrival", "Box", "CachedRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
 
@@ -126,6 +126,22 @@ class Arrival:
     byte_len: int
     imm: int | None
     opcode: WCOpcode
+
+
+class Box:
+    """Room for a short message, which C copies into it."""
+
+    __slots__ = ("c", "view")
+
+    def __init__(self) -> None:
+        self.c: CData = ffi.new("struct pvl_box *")
+        self.view = memoryview(ffi.buffer(self.c.data))
+
+    def arrival(self) -> Arrival:
+        """Return what is in it."""
+        c = self.c
+        view = self.view[: c.length & ~lib.PVL_MORE]
+        return Arrival(view, c.byte_len, c.imm if c.has_imm else None, WCOpcode(c.opcode))
 
 
 class Operation:

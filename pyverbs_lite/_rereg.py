@@ -11,7 +11,7 @@ from ._check import os_error
 from ._resource import Resource
 from .enums import AccessFlags, AdviseMRAdvice, ReregMRErrCode, ReregMRFlags
 from .errors import BusyError, StateError, VerbsOSError
-from .ffi import ffi, lib
+from .ffi import CData, ffi, lib
 
 if TYPE_CHECKING:
     from .mr import _Deregister
@@ -48,6 +48,7 @@ class Reregistration(Resource):
     rkey: int
     _pinned: Pinned | None
     _holders: set[int]
+    _c: CData
 
     if TYPE_CHECKING:  # from MR
 
@@ -160,9 +161,11 @@ class Reregistration(Resource):
     def _commit(self, pinned: Pinned | None, access: AccessFlags, pd: PD | None) -> None:
         handle = self._handle
         self.lkey, self.rkey, self.access = handle.lkey, handle.rkey, access
+        self._c.lkey = self.lkey
         if pinned is not None:
             old, self._pinned = self._pinned, pinned
             self.addr = 0 if access & AccessFlags.ZERO_BASED else pinned.addr
+            self._c.addr = self.addr
             self.length = self._destroy.length = pinned.nbytes
             if old is not None:
                 self._destroy.pinned.remove(old)

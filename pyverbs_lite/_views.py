@@ -28,14 +28,19 @@ class Message(bytes):
         byte_len: the length of the message, or of that write.
     """
 
+    # Most messages have only their bytes: nothing is entered for those.
     imm: int | None = None
     opcode: WCOpcode = WCOpcode.RECV
-    byte_len: int = 0
+    _byte_len: int | None = None
+
+    @property
+    def byte_len(self) -> int:
+        return len(self) if self._byte_len is None else self._byte_len
 
     @classmethod
     def _of(cls, arrival: Arrival) -> Self:
         message = cls(arrival.view)
-        message.imm, message.opcode, message.byte_len = arrival.imm, arrival.opcode, arrival.byte_len
+        message.imm, message.opcode, message._byte_len = arrival.imm, arrival.opcode, arrival.byte_len
         return message
 
 

@@ -14,7 +14,6 @@ from ._buffer import Memory
 from ._control import Control
 from ._establish import establish
 from ._link import Link, dropped
-from ._operation import Arrival
 from ._requests import as_target
 from ._settings import ConnectOptions, Settings, spelled
 from ._starter import Starter
@@ -89,9 +88,7 @@ class Connection(Starter):
 
         Verb: ibv_post_recv
         """
-        taken: list[Message] = []
-        self._engine.receive("recv", Deadline(timeout), lambda arrival: taken.append(Message._of(arrival)))
-        return taken[0]
+        return self._engine.receive("recv", timeout, Message, Message._of)
 
     def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
         """Copy the next message into a buffer, and return its length; its immediate, if it has one, is dropped.
@@ -104,19 +101,17 @@ class Connection(Starter):
         Verb: ibv_post_recv
         """
         target = as_target(buffer)
-        taken: list[int] = []
 
-        def take(arrival: Arrival) -> None:
-            length = len(arrival.view)
+        def fill(view: memoryview) -> int:
+            length = len(view)
             if length > len(target):
                 raise ValueError(
                     f"the next message has {length} bytes and the buffer only {len(target)}; it was left where it is"
                 )
-            target[:length] = arrival.view
-            taken.append(length)
+            target[:length] = view
+            return length
 
-        self._engine.receive("recv_into", Deadline(timeout), take)
-        return taken[0]
+        return self._engine.receive("recv_into", timeout, fill, lambda arrival: fill(arrival.view))
 
     # ------------------------------------------------------------ one-sided
 

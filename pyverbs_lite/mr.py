@@ -116,7 +116,7 @@ class MR(Reregistration):
         self._pinned = pinned
         #: Requests that use this region: numbers of those that Python knows, and a count of those that only C does.
         self._holders: set[int] = set()
-        self._hold: CData = ffi.gc(check_ptr("calloc", lib.pvl_hold_new()), lib.pvl_hold_put)
+        self._c: CData = ffi.gc(check_ptr("calloc", lib.pvl_memory_new(addr, self.lkey)), lib.pvl_memory_put)
         #: Memory windows that may be bound to it: their serial numbers.
         self._windows: set[int] = set()
         self._destroy = _Deregister(self, destroy or _dereg_mr)
@@ -151,7 +151,7 @@ class MR(Reregistration):
 
     @property
     def _in_flight(self) -> int:
-        return lib.pvl_held(self._hold)
+        return lib.pvl_memory_used(self._c)
 
     def _before_destroy(self) -> None:
         if used := self._in_flight + len(self._holders):
@@ -168,27 +168,27 @@ def _busy(length: int, used: int) -> BusyError:
 class _Deregister:
     """Destroys the handle and lets the buffer go; holds no reference to the MR, so that it can be a finaliser's."""
 
-    __slots__ = ("call", "hold", "holders", "length", "pinned", "windows")
+    __slots__ = ("c", "call", "holders", "length", "pinned", "windows")
 
     def __init__(self, mr: MR, call: Callable[[CData], None]) -> None:
         self.call = call
         self.pinned = [mr._pinned] if mr._pinned is not None else []
         self.length = mr.length
         self.holders = mr._holders
-        self.hold = mr._hold
+        self.c = mr._c
         self.windows = mr._windows
 
     def __call__(self, handle: CData) -> None:
         # Asked again now that the region counts as closed: a thread that posts enters itself first, and then looks
         # whether the region is open, so one of the two gives way.
-        used = lib.pvl_hold_close(self.hold, 1) + len(self.holders)
+        used = lib.pvl_memory_close(self.c, 1) + len(self.holders)
         if used:
-            lib.pvl_hold_close(self.hold, 0)
+            lib.pvl_memory_close(self.c, 0)
             raise _busy(self.length, used)
         try:
             self.call(handle)
         except VerbsOSError as error:
-            lib.pvl_hold_close(self.hold, 0)
+            lib.pvl_memory_close(self.c, 0)
             if not self.windows:
                 raise
             raise BusyError(

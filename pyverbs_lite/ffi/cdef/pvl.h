@@ -26,6 +26,10 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_CLOSED ...
 #define PVL_PENDING ...
 #define PVL_SEVERAL ...
+#define PVL_NOTHING ...
+#define PVL_LONG ...
+#define PVL_BOX_BYTES ...
+#define PVL_MORE ...
 #define PVL_UNTIL_FEW ...
 #define PVL_UNTIL_ARRIVAL ...
 #define PVL_UNTIL_SLOT ...
@@ -49,7 +53,20 @@ struct pvl_op {
     void *fetch;
     uint64_t result;
 };
-struct pvl_hold;
+struct pvl_memory {
+    uint64_t addr;
+    uint32_t lkey;
+    ...;
+};
+struct pvl_box {
+    int64_t length;
+    uint32_t byte_len;
+    uint32_t imm;
+    int32_t has_imm;
+    int32_t opcode;
+    int32_t error;
+    char data[...];
+};
 struct pvl_request {
     uint64_t addr;
     uint64_t length;
@@ -133,6 +150,7 @@ struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct i
 void pvl_engine_free(struct pvl_engine *engine);
 int pvl_post_ring(struct pvl_engine *engine);
 int pvl_take(struct pvl_engine *engine, uint64_t index);
+int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t timeout_ns);
 int pvl_take_control(struct pvl_engine *engine, uint64_t index);
 void pvl_grant(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted, uint16_t control,
                uint16_t control_worth_telling, int no_imm);
@@ -140,14 +158,14 @@ int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_op *op, 
 int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int staged, const void *source, uint64_t addr,
              uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, uint64_t argument,
              uint64_t swap, int64_t timeout_ns);
-int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_hold *hold, uint64_t addr,
-             uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
+int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset,
+             uint32_t length, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
 int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                   uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
-struct pvl_hold *pvl_hold_new(void);
-void pvl_hold_put(struct pvl_hold *hold);
-uint32_t pvl_held(const struct pvl_hold *hold);
-uint32_t pvl_hold_close(struct pvl_hold *hold, int closing);
+struct pvl_memory *pvl_memory_new(uint64_t addr, uint32_t lkey);
+void pvl_memory_put(struct pvl_memory *memory);
+uint32_t pvl_memory_used(const struct pvl_memory *memory);
+uint32_t pvl_memory_close(struct pvl_memory *memory, int closing);
 void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);

@@ -25,6 +25,10 @@
 #define PVL_PENDING (-5)   /* pvl_move(): posted, and not complete yet, or not well */
 #define PVL_SEVERAL (-6)   /* pvl_move(): here that takes more than one request */
 
+/* What taking a message may come to. */
+#define PVL_NOTHING (-7) /* there is none */
+#define PVL_LONG (-8)    /* pvl_recv(): it is longer than a box, and was left where it is */
+
 /* What pvl_progress() waits for. */
 #define PVL_UNTIL_FEW 0     /* at most `few` requests of the operation are in flight */
 #define PVL_UNTIL_ARRIVAL 1 /* a message has arrived, or none can any more */
@@ -36,13 +40,15 @@
 #define PVL_UNTIL_NEWS 7    /* the peer's news have been taken other than `few` times, or no more can come */
 
 /*
- * What keeps registered memory registered: whoever deregisters it says so here first, and then looks for users.
+ * Registered memory, and what keeps it registered: whoever deregisters it says so here first, then looks for users.
  *
- * One user is the owner; the others are requests in flight. Who is the last frees it.
+ * One user is the owner; the others are requests in flight. Who is the last frees this.
  */
-struct pvl_hold {
+struct pvl_memory {
     uint32_t users;
     uint32_t closing; /* nobody may become a user any more */
+    uint32_t lkey;
+    uint64_t addr; /* as SGEs name it */
 };
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
@@ -75,13 +81,27 @@ struct pvl_ask {
 
 struct pvl_slot {
     struct pvl_op *op;     /* NULL: free */
-    struct pvl_hold *hold; /* of the memory in use, where C counts that; or NULL */
+    struct pvl_memory *memory; /* what it uses, where C counts that; or NULL */
     uint32_t length;
     int32_t opcode;
     int32_t staged;
     int32_t quiet;   /* unsignalled: heard of only if it fails, and ends with the signalled one after it */
     uint32_t before; /* the quiet slot that ends with this one, plus 1; 0: none */
     uint64_t index;  /* which entry of a list */
+};
+
+#define PVL_BOX_BYTES 4096
+#define PVL_MORE (1LL << 32) /* pvl_recv(): there is more to it than its bytes */
+
+/* A message that was taken out of the receive ring. */
+struct pvl_box {
+    int64_t length; /* as pvl_recv() returned it; for whoever was interrupted before he could see */
+    uint32_t byte_len;
+    uint32_t imm;
+    int32_t has_imm;
+    int32_t opcode;
+    int32_t error; /* an errno: its slot could not be posted again */
+    char data[PVL_BOX_BYTES];
 };
 
 struct pvl_arrival {
@@ -150,43 +170,43 @@ static void pvl_poke(struct pvl_engine *engine);
 static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
                       int staged, uint32_t imm, uint32_t length);
 
-/* Make what keeps memory registered, with its owner as its one user. */
-static struct pvl_hold *pvl_hold_new(void)
+/* Describe memory, with its owner as its one user. */
+static struct pvl_memory *pvl_memory_new(uint64_t addr, uint32_t lkey)
 {
-    struct pvl_hold *hold = calloc(1, sizeof(*hold));
+    struct pvl_memory *memory = calloc(1, sizeof(*memory));
 
-    if (hold)
-        hold->users = 1;
-    return hold;
+    if (memory)
+        *memory = (struct pvl_memory){.users = 1, .addr = addr, .lkey = lkey};
+    return memory;
 }
 
-static void pvl_hold_put(struct pvl_hold *hold)
+static void pvl_memory_put(struct pvl_memory *memory)
 {
-    if (__atomic_sub_fetch(&hold->users, 1, __ATOMIC_ACQ_REL) == 0)
-        free(hold);
+    if (__atomic_sub_fetch(&memory->users, 1, __ATOMIC_ACQ_REL) == 0)
+        free(memory);
 }
 
 /* Become a user, or say that it is too late: each side enters itself first, then looks for the other. */
-static int pvl_hold_get(struct pvl_hold *hold)
+static int pvl_memory_get(struct pvl_memory *memory)
 {
-    __atomic_add_fetch(&hold->users, 1, __ATOMIC_SEQ_CST);
-    if (!__atomic_load_n(&hold->closing, __ATOMIC_SEQ_CST))
+    __atomic_add_fetch(&memory->users, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&memory->closing, __ATOMIC_SEQ_CST))
         return 0;
-    pvl_hold_put(hold);
+    pvl_memory_put(memory);
     return PVL_CLOSED;
 }
 
 /* How many requests in flight use it. */
-static uint32_t pvl_held(const struct pvl_hold *hold)
+static uint32_t pvl_memory_used(const struct pvl_memory *memory)
 {
-    return __atomic_load_n(&hold->users, __ATOMIC_SEQ_CST) - 1;
+    return __atomic_load_n(&memory->users, __ATOMIC_SEQ_CST) - 1;
 }
 
 /* Let nobody become a user any more, or with closing 0 let them again; returns how many requests are users. */
-static uint32_t pvl_hold_close(struct pvl_hold *hold, int closing)
+static uint32_t pvl_memory_close(struct pvl_memory *memory, int closing)
 {
-    __atomic_store_n(&hold->closing, (uint32_t)closing, __ATOMIC_SEQ_CST);
-    return pvl_held(hold);
+    __atomic_store_n(&memory->closing, (uint32_t)closing, __ATOMIC_SEQ_CST);
+    return pvl_memory_used(memory);
 }
 
 static void pvl_engine_free(struct pvl_engine *engine)
@@ -252,13 +272,13 @@ static int pvl_post_ring(struct pvl_engine *engine)
 }
 
 /*
- * Let go of the message number `index`, if that is still the oldest, and post its slot again.
+ * Let go of the message number `index`, and post its slot again.
  *
- * Returns 0 or an errno.
+ * Returns 0, an errno, or PVL_NOTHING where another thread has taken it: then what was read of it is worth nothing.
  */
 static int pvl_take(struct pvl_engine *engine, uint64_t index)
 {
-    int rc = 0;
+    int rc = PVL_NOTHING;
 
     pthread_mutex_lock(&engine->lock);
     if (engine->taken == index && engine->taken != engine->arrived) {
@@ -306,8 +326,8 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
         for (uint32_t next = (uint32_t)wc->wr_id + 1; next; ended++) {
             slot = &engine->slots[next - 1];
             slot->op = NULL;
-            if (slot->hold)
-                pvl_hold_put(slot->hold);
+            if (slot->memory)
+                pvl_memory_put(slot->memory);
             engine->free[engine->free_count++] = next - 1;
             next = slot->before;
         }
@@ -440,7 +460,7 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
 }
 
 /* What pvl_post() does; under the lock. */
-static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_hold *hold,
+static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory,
                            const struct pvl_ask *ask)
 {
     int opcode = ask->opcode, kind = pvl_kind(opcode);
@@ -466,7 +486,7 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         return PVL_NO_SLOT;
     if (!pvl_has_credit(&engine->framing, kind))
         return PVL_NO_CREDIT;
-    if (hold && pvl_hold_get(hold))
+    if (memory && pvl_memory_get(memory))
         return PVL_CLOSED;
     if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         wr.wr.atomic.remote_addr = ask->remote_addr;
@@ -508,14 +528,14 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         if (kind)
             engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
         if (!notices || bad != &note) {
-            if (hold)
-                pvl_hold_put(hold);
+            if (memory)
+                pvl_memory_put(memory);
             return rc < 0 ? -rc : rc; /* some drivers negate it */
         }
         notices = 0; /* a write without its notice is on its own, and ends when the QP is flushed */
     }
     engine->slots[slot] = (struct pvl_slot){
-        .op = op, .hold = hold, .length = ask->length, .opcode = opcode, .staged = ask->staged, .quiet = (int32_t)notices,
+        .op = op, .memory = memory, .length = ask->length, .opcode = opcode, .staged = ask->staged, .quiet = (int32_t)notices,
     };
     if (notices)
         engine->slots[second] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .before = slot + 1};
@@ -551,8 +571,17 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
     return rc;
 }
 
+/* Look once for completions, which may be there by now: it costs less than to get ready for a wait. Under the lock. */
+static void pvl_glance(struct pvl_engine *engine)
+{
+    int got = engine->polling ? 0 : ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
+
+    if (got > 0)
+        pvl_enter(engine, got, 1);
+}
+
 /* Post one request, wait until it is complete, and say whether it went well: all in one call; see pvl_move(). */
-static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_hold *hold, const struct pvl_ask *ask,
+static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory, const struct pvl_ask *ask,
                    int64_t timeout_ns)
 {
     int rc;
@@ -565,14 +594,9 @@ static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_hold
     else if (engine->framing.no_imm && ask->opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
         rc = PVL_SEVERAL;
     else
-        rc = pvl_post_locked(engine, op, hold, ask);
+        rc = pvl_post_locked(engine, op, memory, ask);
     if (rc == 0) {
-        if (!engine->polling) { /* it may be there by now; and to look costs less than to get ready for a wait */
-            int got = ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
-
-            if (got > 0)
-                pvl_enter(engine, got, 1);
-        }
+        pvl_glance(engine);
         if (op->posted != op->done && timeout_ns > 0)
             pvl_advance(engine, PVL_UNTIL_FEW, op, 0, timeout_ns);
         if (op->posted != op->done || op->status)
@@ -589,16 +613,15 @@ static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_hold
  * flight or has failed; of the memory the engine takes care until the end. Else nothing was posted: PVL_*, or a
  * positive errno. The operation must be nobody else's.
  */
-static int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_hold *hold, uint64_t addr,
-                    uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
-                    int64_t timeout_ns)
+static int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset,
+                    uint32_t length, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns)
 {
     const struct pvl_ask ask = {
-        .opcode = opcode, .addr = addr, .length = length, .lkey = lkey, .remote_addr = remote_addr, .rkey = rkey,
-        .imm = imm,
+        .opcode = opcode, .addr = memory->addr + offset, .length = length, .lkey = memory->lkey,
+        .remote_addr = remote_addr, .rkey = rkey, .imm = imm,
     };
 
-    return pvl_run(engine, op, hold, &ask, timeout_ns);
+    return pvl_run(engine, op, memory, &ask, timeout_ns);
 }
 
 /* The same for memory of any kind, which is copied into the cell of the request's slot. */
@@ -611,6 +634,48 @@ static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcod
     };
 
     return pvl_run(engine, op, NULL, &ask, timeout_ns);
+}
+
+/*
+ * Wait for a message as pvl_progress() does, copy it into a box, and post its slot again: all in one call.
+ *
+ * Returns its length, with PVL_MORE if it is no plain message or its slot could not be posted; or PVL_NOTHING, PVL_LONG,
+ * PVL_STOPPED.
+ */
+static int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t timeout_ns)
+{
+    const struct pvl_arrival *arrival;
+
+    box->length = PVL_STOPPED;
+    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
+        return box->length; /* see pvl_run() */
+    pthread_mutex_lock(&engine->lock);
+    if (engine->arrived == engine->taken && !engine->stopped)
+        pvl_glance(engine);
+    if (engine->arrived == engine->taken && timeout_ns > 0)
+        pvl_advance(engine, PVL_UNTIL_ARRIVAL, NULL, 0, timeout_ns);
+    arrival = &engine->arrivals[engine->taken % engine->recv_slots];
+    if (engine->arrived == engine->taken) {
+        box->length = PVL_NOTHING;
+    } else if (!engine->stopped) {
+        uint32_t slot = arrival->slot, length = arrival->opcode == IBV_WC_RECV ? arrival->byte_len : 0;
+
+        box->length = PVL_LONG;
+        if (length <= PVL_BOX_BYTES) {
+            memcpy(box->data, (const char *)pvl_slot_memory(engine->receives, slot) + PVL_HEADER_BYTES, length);
+            box->byte_len = arrival->byte_len;
+            box->imm = arrival->imm;
+            box->has_imm = arrival->has_imm;
+            box->opcode = arrival->opcode;
+            box->length = length | (box->has_imm || box->opcode != IBV_WC_RECV ? PVL_MORE : 0);
+            engine->taken++;
+            box->error = pvl_repost(engine, slot, PVL_MESSAGE);
+            if (box->error)
+                box->length |= PVL_MORE;
+        }
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return box->length;
 }
 
 /* The peer's news were taken: let those look who wait for some. */
