@@ -292,8 +292,9 @@ def test_a_closed_context_closes_its_connections() -> None:
     """Whoever closes the device under a connection finds it stopped first, and waiters end."""
     with pvl.open_device() as context, connected({}, {"device": context}) as (left, _):
         waiting = in_thread(left.recv)
-        sending = in_thread(lambda: [left.send(b"x") for _ in range(10**6)])  # fills the other side's ring
-        eventually(lambda: left._engine.in_flight and left._engine._c.polling)
+        sending = in_thread(lambda: [left.send(b"x") for _ in range(10**6)])  # uses up the other side's receives
+        engine = left._engine._c
+        eventually(lambda: engine.framing.sent == engine.framing.granted and engine.polling)
         context.close()
         for wait in (waiting, sending):
             with pytest.raises(pvl.ClosedError, match="the QP of this connection was closed"):
