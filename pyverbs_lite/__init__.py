@@ -22,6 +22,7 @@ from .errors import *  # noqa: F403 - every exception, as its __all__ lists them
 # modules of flow steering. Each name stands here for type checkers, in __all__, and in _homes for the import.
 if TYPE_CHECKING:
     from . import aio, cm, gid, qp_fsm, wire
+    from . import anyio as anyio  # not in __all__, for it needs an extra
     from ._device_attr_ex import (
         CQModerationCaps,
         DeviceAttrEx,
@@ -298,7 +299,7 @@ __all__ = [
 ]
 __all__ += _errors.__all__
 
-_MODULES = frozenset({"aio", "cm", "gid", "qp_fsm", "wire", *_HOMES.values()})
+_MODULES = frozenset({"aio", "anyio", "cm", "gid", "qp_fsm", "wire", *_HOMES.values()})
 
 
 def __getattr__(name: str) -> object:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, cast, overload
+from typing import ClassVar, NoReturn, cast, overload
 
 from typing_extensions import Self
 
+from . import connection
 from ._aio_run import LARGE, Runner, is_large
-from ._aio_thread import in_thread
 from ._args import Deadline
 from ._buffer import Memory
 from ._requests import as_target
@@ -39,8 +39,22 @@ class Connection(Runner):
         remote, info: as of ``pyverbs_lite.Connection``.
     """
 
+    _face: ClassVar[str] = "aio"
+
+    @classmethod
+    async def _make(
+        cls, making: Callable[[], connection.Connection], name: str, abort: Callable[[], object] | None = None
+    ) -> Self:
+        """Make a connection in a thread; one that nobody waits for any more is closed."""
+        conn = await cls._in_thread(making, name, abort=abort, late=connection.Connection.close)
+        try:
+            return cls(conn)
+        except BaseException:
+            await cls._in_thread(conn.close, "close")
+            raise
+
     def __repr__(self) -> str:
-        return f"<aio.{repr(self._conn)[1:]}"
+        return f"<{self._face}.{repr(self._conn)[1:]}"
 
     # ------------------------------------------------------------ two-sided
 
@@ -77,9 +91,10 @@ class Connection(Runner):
     ) -> MR:
         """Register a buffer, in a thread; as ``pyverbs_lite.Connection.register``."""
         self._check_open("register")
-        return await in_thread(
+        region: MR = await self._in_thread(
             lambda: self._conn.register(buffer, name=name, access=access, timeout=timeout), "register", late=MR.close
         )
+        return region
 
     async def write(
         self,
@@ -186,15 +201,14 @@ class Connection(Runner):
         Other tasks that wait get ``ClosedError``. If this is cancelled, the thread goes on.
         """
         Deadline(timeout)
+        over = self._watch.loop_is_over
         self._watch.stop()
         if self._conn._destroyed:
             return
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:  # the loop was closed with this pending
+        if over:
             self._conn.close(timeout=timeout)
         else:
-            await in_thread(lambda: self._conn.close(timeout=timeout), "close")
+            await self._in_thread(lambda: self._conn.close(timeout=timeout), "close")
 
     async def __aenter__(self) -> Self:
         return self

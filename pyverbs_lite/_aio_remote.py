@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._aio_watch import Watch
+from ._aio_turns import WatchBase
 from ._args import Deadline
 from ._settings import check_name
 from ._views import RemoteBuffers as _RemoteBuffers
@@ -18,7 +18,7 @@ __all__ = ["RemoteBuffers"]
 class RemoteBuffers(RemoteNames):
     """The peer's named buffers, current at each look; as ``conn.remote`` of ``pyverbs_lite.Connection``."""
 
-    def __init__(self, inner: _RemoteBuffers, watch: Watch) -> None:
+    def __init__(self, inner: _RemoteBuffers, watch: WatchBase) -> None:
         super().__init__(inner._link)
         self._watch = watch
         self._waiting: set[Any] = set()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from . import connection
 from ._aio_remote import RemoteBuffers
 from ._aio_thread import in_thread
-from ._aio_watch import EVERYBODY, LATER, Turns, Watch
+from ._aio_turns import EVERYBODY, LATER, Turns, WatchBase
+from ._aio_watch import Watch
 from ._args import Deadline
 from ._operation import repeated
 from ._work import Work
@@ -39,7 +40,7 @@ def is_large(data: object) -> bool:
 class _Messages:
     """How many messages are there to be taken."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: WatchBase) -> None:
         self._watch = watch
 
     def __call__(self) -> int:
@@ -54,7 +55,7 @@ class _Messages:
 class _Room:
     """How many requests of a kind may be posted."""
 
-    def __init__(self, watch: Watch, opcode: WROpcode) -> None:
+    def __init__(self, watch: WatchBase, opcode: WROpcode) -> None:
         self._watch, self._opcode = watch, opcode
 
     def __call__(self) -> int:
@@ -71,11 +72,15 @@ class Runner:
         remote, info: as of ``pyverbs_lite.Connection``.
     """
 
+    #: What sleeps in the event loop, and what runs what cannot be awaited.
+    _watch_class: ClassVar[type[Any]] = Watch
+    _in_thread: ClassVar[Callable[..., Any]] = staticmethod(in_thread)
+
     def __init__(self, conn: connection.Connection) -> None:
         self._conn = conn
         self._engine = conn._engine
         self.info = conn.info
-        self._watch = Watch(conn._engine, conn._link.peer.control.fileno())
+        self._watch: WatchBase = self._watch_class(conn._engine, conn._link.peer.control.fileno())
         self.remote = RemoteBuffers(conn.remote, self._watch)
         self._receivers = Turns(self._watch, _Messages(self._watch))
         # A message may have to wait for the peer to take others; what needs no receive there does not wait with it.
@@ -128,7 +133,8 @@ class Runner:
         await self._finish(work, deadline)
         try:
             if large and operation == "read":  # it may be a copy
-                return await in_thread(lambda: work.result(0), operation)
+                result: _T = await self._in_thread(lambda: work.result(0), operation)
+                return result
             return work.result(0)
         finally:
             self._watch.note_failure()
@@ -140,7 +146,8 @@ class Runner:
             if turns is not None:
                 await turns.take(operation, lambda: None, deadline)
             try:
-                return await in_thread(start, operation)
+                work: Work[_T] = await self._in_thread(start, operation)
+                return work
             except LATER:
                 if deadline.expired:
                     raise

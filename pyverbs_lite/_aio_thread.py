@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Closes", "Opening", "in_thread"]
+__all__ = ["Call", "Closes", "Opening", "in_thread", "start_thread"]
 
 _T = TypeVar("_T")
 
@@ -17,45 +17,45 @@ _T = TypeVar("_T")
 class Closes(Protocol):
     """What ``async with`` closes."""
 
-    async def close(self) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close it."""
 
 
 _C = TypeVar("_C", bound=Closes)
 
 
-class _Call(Generic[_T]):
-    """A call in a thread, whose result is either handed over or undone, whoever comes too late for whom."""
+class Call(Generic[_T]):
+    """A call in a thread, whose result is either handed over or undone, whoever comes too late for whom.
+
+    Args:
+        signal: called in that thread once there is a result, but not after ``give_up``; where nobody takes it, it
+            raises ``RuntimeError``.
+        late: called with a result that nobody takes.
+    """
 
     def __init__(
-        self,
-        call: Callable[[], _T],
-        loop: asyncio.AbstractEventLoop,
-        late: Callable[[_T], object] | None,
+        self, call: Callable[[], _T], signal: Callable[[], object], late: Callable[[_T], object] | None
     ) -> None:
-        self._call, self._loop, self._late = call, loop, late
+        self._call, self._signal, self._late = call, signal, late
         self._lock = threading.Lock()
         self._given_up = False
         self._outcome: tuple[_T] | BaseException | None = None
-        self.future: asyncio.Future[None] = loop.create_future()
 
     def run(self) -> None:
+        """Make the call."""
         try:
             outcome: tuple[_T] | BaseException = (self._call(),)
         except BaseException as error:
             outcome = error
         with self._lock:
             self._outcome = outcome
-            given_up = self._given_up
-        if not given_up:
-            with suppress(RuntimeError):  # the loop is closed: nobody takes it
-                self._loop.call_soon_threadsafe(self._wake)
-                return
+            if not self._given_up:
+                with suppress(RuntimeError):
+                    self._signal()
+                    return
         self._undo(outcome)
-
-    def _wake(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
 
     def _undo(self, outcome: tuple[_T] | BaseException) -> None:
         if isinstance(outcome, tuple) and self._late is not None:
@@ -67,9 +67,10 @@ class _Call(Generic[_T]):
             self._given_up = True
             outcome = self._outcome
         if outcome is not None:
-            _start(lambda: self._undo(outcome), "late")
+            start_thread(lambda: self._undo(outcome), "late")
 
     def result(self) -> _T:
+        """Return what the call returned, or raise what it raised."""
         assert self._outcome is not None
         if isinstance(self._outcome, BaseException):
             # Out of this object before it is raised, for the traceback leads back here.
@@ -81,7 +82,8 @@ class _Call(Generic[_T]):
         return self._outcome[0]
 
 
-def _start(run: Callable[[], None], name: str) -> None:
+def start_thread(run: Callable[[], None], name: str) -> None:
+    """Start something in a thread."""
     # No executor: its threads are few, and at the end of asyncio.run() it waits for all of them.
     threading.Thread(target=run, name=f"pyverbs_lite {name}", daemon=True).start()
 
@@ -99,16 +101,23 @@ async def in_thread(
         abort: called if the waiting is cancelled, to make the call come to an end.
         late: called with what it returns nevertheless, in a thread too.
     """
-    work = _Call(call, asyncio.get_running_loop(), late)
-    _start(work.run, name)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    work = Call(call, lambda: loop.call_soon_threadsafe(_wake, future), late)
+    start_thread(work.run, name)
     try:
-        await work.future
+        await future
     except BaseException:
         if abort is not None:
             abort()
         work.give_up()
         raise
     return work.result()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Opening(Coroutine[Any, Any, _C]):
@@ -141,4 +150,4 @@ class Opening(Coroutine[Any, Any, _C]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._made is not None:
-            await self._made.close()
+            await self._made.__aexit__(kind, error, trace)

@@ -521,7 +521,7 @@ class TestCancellation:
                 await asyncio.sleep(0)
                 place = right._receivers._waiting[0]
                 sending = asyncio.create_task(left.send(b"for the second"))
-                while not place.future.done():
+                while not place.place.done():
                     await asyncio.sleep(0)
                 tasks[0].cancel()  # it was woken, and has not run
                 assert await tasks[1] == b"for the second"

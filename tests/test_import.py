@@ -142,3 +142,11 @@ def test_dir_and_help_show_what_was_not_imported_yet():
 
 def test_the_version_is_the_distributions():
     assert pvl.__version__ == "0.1.0" or pvl.__version__[0].isdigit()
+
+
+def test_anyio_is_loaded_for_who_asks_and_missed_only_then():
+    assert "anyio" not in loaded("from pyverbs_lite import *")
+    code = "import sys; sys.modules['anyio'] = None; import pyverbs_lite; dir(pyverbs_lite); pyverbs_lite.anyio"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert "anyio" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1

@@ -1,0 +1,249 @@
+"""What every kind of event loop has in common: completions noticed without a thread, and tasks that wait their turn.
+
+An event of the completion channel leads to one look, which enters what has completed, wakes whom that is for, and asks
+for the next event. A thread that polls as well, to close the connection for example, says so through an eventfd.
+Nothing is polled on a timer. How a task sleeps is the loop's matter: see ``_aio_watch`` and ``_anyio_watch``.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+from ._args import Deadline
+from ._check import os_error
+from ._engine import Engine
+from ._operation import Operation
+from .errors import ClosedError, QueueFullError, WaitTimeout
+from .ffi import lib
+
+__all__ = ["EVERYBODY", "LATER", "Turns", "Wakes", "WatchBase"]
+
+_T = TypeVar("_T")
+#: What an attempt raises that may go well later.
+LATER = (QueueFullError, WaitTimeout)
+#: So many turns are due where nothing will come any more.
+EVERYBODY = sys.maxsize
+
+
+class Wakes(Protocol):
+    """Who looks, after each look of the watch, whether those who wait have what they wait for."""
+
+    def wake(self) -> None:
+        """Wake them."""
+
+
+class WatchBase(ABC):
+    """Looks after the engine of one connection for one event loop; all of it runs in the loop's thread.
+
+    The descriptors are copies, so that their numbers stay this object's, whoever closes the connection.
+
+    Attributes:
+        closed: whether ``stop`` was called.
+        turns: those who wait, to be woken after each look.
+    """
+
+    #: Whether tasks that are woken one after the other run in that order.
+    in_order = True
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.closed = False
+        self.turns: list[Wakes] = []
+        self._thread = threading.get_ident()
+        self._pending: set[Any] = set()
+        self._stopped = self._failed = False
+        self._fds: list[int] = []
+
+    def _open(self, peer_fd: int) -> None:
+        """Make the descriptors: where threads poke, the completion channel's, and that on which the peer is heard."""
+        self._poke_fd = self._keep(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._channel_fd = self._keep(os.dup(self.engine._qp._handle.send_cq.channel.fd))
+        self._peer_fd = self._keep(os.dup(peer_fd))
+        lib.pvl_poke_at(self.engine._c, self._poke_fd)
+
+    def _keep(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    # ------------------------------------------------------------ what a loop does in its own way
+
+    @abstractmethod
+    def place(self) -> Any:
+        """Make something that a task sleeps on, once."""
+
+    @abstractmethod
+    async def sleep(self, place: Any, deadline: Deadline) -> None:
+        """Sleep until ``rouse``, or the deadline."""
+
+    @abstractmethod
+    def rouse(self, place: Any) -> None:
+        """Wake who sleeps there, or will."""
+
+    @abstractmethod
+    def rouse_from_thread(self, place: Any) -> None:
+        """Do that in another thread than the loop's."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Leave the loop alone and wake whoever waits; before the connection is closed. Safe to call again."""
+
+    @property
+    @abstractmethod
+    def loop_is_over(self) -> bool:
+        """Whether nothing can be awaited here any more, as where a coroutine is closed after its loop."""
+
+    @abstractmethod
+    def _deaf(self) -> None:
+        """Hear the peer no more: its descriptor would stay readable. And wake all once the flush has its time over."""
+
+    @abstractmethod
+    def _unwatch(self) -> None:
+        """Watch no descriptor any more."""
+
+    # ------------------------------------------------------------ looking
+
+    def look(self) -> bool:
+        """Enter what has completed and wake whom that is for; return whether there may be more."""
+        if self.closed or self._stopped:
+            return False
+        engine = self.engine
+        rc = lib.pvl_look(engine._c)
+        if rc == -errno.ESHUTDOWN or engine.foreign:  # somebody else has closed it, or what it is made of
+            self._stopped = True
+            self._unwatch()
+            self._wake_all()
+            return False
+        if rc < 0:
+            engine.fail(os_error("ibv_poll_cq", -rc))
+        if engine._live:
+            engine._reap()
+        c, framing = engine._c, engine._c.framing
+        # Without a cause among them it is searched for, with patience: not before all are there.
+        if engine.failure is None and (c.cause or (c.flushed and not c.in_flight and not c.recv_posted)):
+            engine._conclude()
+        if framing.control_arrived != framing.control_taken or framing.malformed:
+            engine.read_peer()
+            engine.check_framing()
+        self.note_failure()
+        for turns in self.turns:
+            turns.wake()
+        return bool(rc == lib.PVL_LOOKED_PART)
+
+    def note_failure(self) -> None:
+        """Once the connection is over: hear the peer no more, and wait for the end of the rest only for so long."""
+        if self.engine.failure is not None and not (self._failed or self.closed or self._stopped):
+            self._failed = True
+            self._deaf()
+
+    # ------------------------------------------------------------ waiting
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: what has not ended by now is not going to."""
+        engine = self.engine
+        return self.closed or self._stopped or (engine.failure is not None and engine._flush_limit.expired)
+
+    async def ended(self, op: Operation, deadline: Deadline) -> None:
+        """Wait until an operation has ended, or the deadline has passed, or nothing more will come."""
+        while not (op.ended or self.over or deadline.expired):
+            place = self.place()
+            op.notify = functools.partial(self._notified, place)
+            self._pending.add(place)
+            try:
+                if not op.ended:  # it may have been noticed before that could be notified
+                    await self.sleep(place, deadline)
+            finally:
+                op.notify = None
+                self._pending.discard(place)
+
+    def _notified(self, place: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self.rouse(place)
+        else:
+            self.rouse_from_thread(place)
+
+    def _wake_all(self) -> None:
+        for place in tuple(self._pending):
+            self.rouse(place)
+        for turns in self.turns:
+            turns.wake()
+
+
+class Turns:
+    """Tasks that want what there are few of, first come first served.
+
+    Args:
+        due: how many there are just now.
+    """
+
+    def __init__(self, watch: WatchBase, due: Callable[[], int]) -> None:
+        self._watch = watch
+        self._due = due
+        self._waiting: deque[_Turn] = deque()
+        watch.turns.append(self)
+
+    async def take(self, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        """Wait for a turn, and return what ``attempt`` returns.
+
+        That must not wait, nor may a task be cancelled after it: a message that was taken is returned. If it raises one
+        of ``LATER``, the turn is kept for the next time.
+
+        Raises:
+            ClosedError: the connection was closed.
+        """
+        watch = self._watch
+        if watch.closed:
+            raise ClosedError(f"{operation}: this connection is closed")
+        try:
+            if not self._waiting and self._due() > 0:
+                try:
+                    return attempt()
+                except LATER:
+                    if deadline.expired:
+                        raise
+            return await self._wait(operation, attempt, deadline)
+        finally:
+            watch.note_failure()
+
+    async def _wait(self, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        watch, turn = self._watch, _Turn()
+        self._waiting.append(turn)  # and there it stays until it is through, so nobody overtakes one that was woken
+        try:
+            while True:
+                turn.place = watch.place()
+                await watch.sleep(turn.place, deadline)
+                if watch.closed:
+                    raise ClosedError(f"{operation}: this connection was closed")
+                try:
+                    return attempt()
+                except LATER:
+                    if deadline.expired:
+                        raise
+        finally:
+            self._waiting.remove(turn)
+            if self._waiting and self._due() > 0 and (place := self._waiting[0].place) is not None:
+                watch.rouse(place)
+
+    def wake(self) -> None:
+        """Wake those whose turn it is; where they could overtake each other, the first, who wakes the next."""
+        if self._waiting:
+            most = len(self._waiting) if self._watch.in_order else 1
+            for turn in islice(self._waiting, min(self._due(), most)):
+                if turn.place is not None:
+                    self._watch.rouse(turn.place)
+
+
+class _Turn:
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        self.place: Any = None
