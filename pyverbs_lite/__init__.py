@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from .flow_spec_action import FlowSpecActionCount, FlowSpecActionDrop, FlowSpecActionHandle, FlowSpecActionTag
     from .fork import fork_init, is_fork_initialized
     from .gid import GidEntry
+    from .grant import Grant
     from .grh import GRH, GRH_BYTES, split_grh
     from .listener import Listener, listen
     from .mcast import MULTICAST_QPN, Multicast, multicast_gid
@@ -203,6 +204,7 @@ __all__ = [
     "GIDType",
     "GidEntry",
     "GlobalRoute",
+    "Grant",
     "ImplicitMR",
     "ImportedContext",
     "ImportedDM",

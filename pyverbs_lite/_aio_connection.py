@@ -19,6 +19,7 @@ from ._views import Message
 from ._work import Work
 from .enums import AccessFlags
 from .errors import PeerClosedError
+from .grant import Grant
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 
@@ -95,6 +96,24 @@ class Connection(Runner):
             lambda: self._conn.register(buffer, name=name, access=access, timeout=timeout), "register", late=MR.close
         )
         return region
+
+    async def grant(
+        self,
+        memory: MR | MRSlice,
+        *,
+        access: AccessFlags = AccessFlags.REMOTE_READ,
+        name: str | None = None,
+        timeout: float | None = 10.0,
+    ) -> Grant:
+        """Let the peer reach memory until that is revoked, in a thread; as ``pyverbs_lite.Connection.grant``.
+
+        ``Grant.revoke`` is no coroutine: it waits for one short request.
+        """
+        self._check_open("grant")
+        grant: Grant = await self._in_thread(
+            lambda: self._conn.grant(memory, access=access, name=name, timeout=timeout), "grant", late=Grant.revoke
+        )
+        return grant
 
     async def write(
         self,

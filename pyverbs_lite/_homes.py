@@ -179,6 +179,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "MW",
         "MWBindInfo",
     ),
+    "grant": ("Grant",),
     "pd": ("PD",),
     "regcache": (
         "CachedMR",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
+from typing import Protocol
 
 from . import gid
 from ._arena import arena
@@ -40,7 +41,7 @@ from .qp import QP, QPInitAttr
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
-__all__ = ["CELL", "Link", "NamedMR", "check_transport", "dropped"]
+__all__ = ["CELL", "Link", "Named", "NamedMR", "check_transport", "dropped"]
 
 #: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
 _ALIGNED = 64
@@ -48,6 +49,28 @@ _ALIGNED = 64
 CELL = 4096
 _INLINE = 64 + HEADER
 _REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+
+
+class Kept(Protocol):
+    """What lives as long as the connection: a region, a grant, a window."""
+
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Named(Protocol):
+    """What the peer may know by name: a region, or a grant."""
+
+    access: AccessFlags
+    name: str | None
+
+    @property
+    def addr(self) -> int: ...
+    @property
+    def rkey(self) -> int: ...
+    @property
+    def length(self) -> int: ...
 
 
 class NamedMR(MR):
@@ -88,9 +111,9 @@ class Link:
     def __init__(self, settings: Settings, control: ControlBase, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self.peer = peer
         # A region lives until it or the connection is closed, also where nobody keeps it.
-        self._regions: list[NamedMR] = []
-        self._named: dict[str, NamedMR] = {}
-        self._naming = threading.RLock()
+        self._kept: list[Kept] = []
+        self._named: dict[str, Named] = {}
+        self.naming = threading.RLock()
         self._silent = False
         with ExitStack() as stack:  # unwinds what was built if the rest fails
             self.context, self.port_num = self._open(stack, settings, control.local_address)
@@ -114,10 +137,8 @@ class Link:
                 receives=Receives(ring, self._slot_size, slots, self.qp),
                 peer=peer,
             )
-            self.cache: RegistrationCache | None = None
-            if self.options.registration_cache:
-                self.cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
-                self.cache._quiet = True  # the QP goes before it
+            self.cache = self._cache(stack)
+            if self.cache is not None:
                 self.engine.cache = self.cache._store
             self.qp.to_init(
                 port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=self.remote_access
@@ -133,6 +154,13 @@ class Link:
         extra = self._credit_receives + self._control_receives
         most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - extra) * 2 // 3)
         return replace(fitted, recv_depth=min(fitted.recv_depth, most))
+
+    def _cache(self, stack: ExitStack) -> RegistrationCache | None:
+        if not self.options.registration_cache:
+            return None
+        cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
+        cache._quiet = True  # the QP goes before it
+        return stack.enter_context(cache)
 
     @property
     def _spare(self) -> int:
@@ -321,9 +349,8 @@ class Link:
                 access = AccessFlags.LOCAL_WRITE | self.remote_access
         elif name is not None and not AccessFlags(access) & _REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
-        with self._naming:  # against a thread that closes: the PD must not go while a region is being made
-            if self._silent:
-                raise ClosedError("register: this connection is closed")
+        with self.naming:  # against a thread that closes: the PD must not go while a region is being made
+            self.check_open("register")
             try:
                 region = NamedMR(self, buffer, access)
             except VerbsOSError as error:
@@ -333,31 +360,46 @@ class Link:
                 region = NamedMR(self, buffer, access)
         try:
             if name is not None:
-                self._name(region, name, deadline)
-            self._regions = [*(kept for kept in self._regions if not kept.closed), region]
+                self.announce(region, name, deadline)
+            self.keep(region)
         except BaseException:
             region.close()
             raise
         return region
 
-    def _name(self, region: NamedMR, name: str, deadline: Deadline) -> None:
+    def check_open(self, operation: str) -> None:
+        """Refuse what comes after the goodbye; lock ``naming`` held."""
+        if self._silent:
+            raise ClosedError(f"{operation}: this connection is closed")
+
+    def keep(self, thing: Kept) -> None:
+        """Keep something alive until it is closed, and close it with the connection."""
+        self._kept = [*(kept for kept in self._kept if not kept.closed), thing]
+
+    def announce(self, region: Named, name: str, deadline: Deadline) -> None:
+        """Tell the peer of a region or a grant by a name.
+
+        Raises:
+            StateError: the name is taken.
+            PeerClosedError, HandshakeTimeout: the peer is gone, or was not told in time.
+        """
         remote = RemoteBuffer.of(region, name=name, access=region.access)
-        with self._naming:
+        with self.naming:
             self._enter(name, region)
             region.name = name
             self.peer.say(lambda channel: channel.buffer(remote))
         self.peer.control.flush(deadline)
         self.engine.take_news()
 
-    def _enter(self, name: str, region: NamedMR) -> None:
+    def _enter(self, name: str, region: Named) -> None:
         if name in self._named:
             raise StateError(f"the name {name!r} is taken by {self._named[name]!r}: close that first")
         self._named[name] = region
 
-    def withdraw(self, name: str, region: NamedMR) -> None:
+    def withdraw(self, name: str, region: Named) -> None:
         """Tell the peer that a region goes away."""
         with suppress(HandshakeError, StateError):  # if it, or this side, is gone, it need not be told
-            with self._naming:
+            with self.naming:
                 if self._named.get(name) is not region:
                     return
                 del self._named[name]
@@ -371,7 +413,7 @@ class Link:
 
     def goodbye(self, deadline: Deadline) -> None:
         """Say goodbye, which withdraws every name as well."""
-        with self._naming:
+        with self.naming:
             said, self._silent = self._silent, True
         if not said:
             with suppress(HandshakeError, StateError):
@@ -393,13 +435,13 @@ class Link:
 
     def close(self) -> None:
         """Destroy everything that belongs to this connection alone; may be tried again."""
-        with self._naming:
+        with self.naming:
             self._silent = True
         self.qp.close()  # and the engine before it
-        for region in self._regions:
-            region.close()
+        for thing in reversed(self._kept):
+            thing.close()
         self._stack.close()
-        self._regions = []
+        self._kept = []
 
 
 def check_transport(context: Context) -> None:

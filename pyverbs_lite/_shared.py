@@ -10,7 +10,7 @@ from ipaddress import IPv6Address
 from ._args import Deadline
 from ._buffer import Memory, as_bytes_view
 from ._control import Control, Peer
-from ._link import Link, NamedMR, check_transport
+from ._link import Link, Named, check_transport
 from ._options import Options
 from ._settings import Settings, check_name, owner_of, port_of
 from .comp_channel import CompChannel
@@ -19,6 +19,7 @@ from .enums import AccessFlags, AtomicCap
 from .errors import ClosedError, HandshakeError, StateError
 from .mr import MR
 from .pd import PD
+from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 from .wire import Channel
 
@@ -51,6 +52,7 @@ class Shared:
         flush_later: sends what a control connection does not take at once.
 
     Attributes:
+        cache: what the connections keep registered, or None.
         naming: held while names and links change.
         links: the connections, from the moment on that their peers are told of names.
         named: name -> region: what every peer is offered.
@@ -77,6 +79,11 @@ class Shared:
             if settings.port_num is not None:
                 self.context.check_port(settings.port_num)
             self.pd = stack.enter_context(self.context.alloc_pd())
+            self.cache: RegistrationCache | None = None
+            if self.options.registration_cache:
+                cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
+                cache._quiet = True  # the QPs go before it
+                self.cache = stack.enter_context(cache)
             for name, buffer in settings.buffers.items():
                 self.register(buffer, name, None)
             self._stack = stack.pop_all()
@@ -198,6 +205,9 @@ class ServerLink(Link):
     def _domain(self, stack: ExitStack) -> tuple[PD, CompChannel]:
         return self._shared.pd, stack.enter_context(self.context.create_comp_channel())
 
+    def _cache(self, stack: ExitStack) -> RegistrationCache | None:
+        return self._shared.cache
+
     @property
     def remote_access(self) -> AccessFlags:
         """What the device lets a peer do at all."""
@@ -207,7 +217,7 @@ class ServerLink(Link):
         """Queue this side's record, and the server's buffers."""
         self._shared.introduce(self)
 
-    def _enter(self, name: str, region: NamedMR) -> None:
+    def _enter(self, name: str, region: Named) -> None:
         with self._shared.naming:
             self._shared.check_free(name)
             super()._enter(name, region)

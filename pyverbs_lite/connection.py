@@ -21,6 +21,7 @@ from ._tcp import connect_tcp
 from ._views import ConnectionInfo, Message, RemoteBuffers
 from .enums import AccessFlags, WROpcode
 from .errors import ClosedError
+from .grant import Grant, make_grant
 from .mr import MR, MRSlice
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
@@ -214,6 +215,38 @@ class Connection(Starter):
         """
         request = self._to_atomic("compare_swap", WROpcode.ATOMIC_CMP_AND_SWP, remote, expected, desired)
         return self._engine.run("compare_swap", (request,), Deadline(timeout))
+
+    def grant(
+        self,
+        memory: MR | MRSlice,
+        *,
+        access: AccessFlags = AccessFlags.REMOTE_READ,
+        name: str | None = None,
+        timeout: float | None = 10.0,
+    ) -> Grant:
+        """Let the peer reach a part of registered memory until the grant is revoked; the region stays as it is.
+
+        ::
+
+            region = conn.register(buffer, access=AccessFlags.LOCAL_WRITE | AccessFlags.MW_BIND)
+            with conn.grant(region[4096:8192], access=AccessFlags.REMOTE_WRITE, name="answer"):
+                ...
+
+        Args:
+            memory: a region registered with ``MW_BIND``, and without remote access of its own, which would outlast
+                the grant; with ``LOCAL_WRITE`` where the peer is to write.
+            access: what the peer may do: ``REMOTE_READ``, ``REMOTE_WRITE``, ``REMOTE_ATOMIC``.
+            name: by which the peer finds it in its ``remote``, until it is revoked.
+
+        Raises:
+            TypeError, ValueError: no registered memory, or not registered for this; the access or the name is none.
+            UnsupportedError: the device has no memory windows of type 2.
+            StateError: the name is taken.
+            WaitTimeout, QueueFullError: what is in front of it in the send queue took longer than ``timeout`` seconds.
+
+        Verb: ibv_alloc_mw, ibv_post_send (BIND_MW)
+        """
+        return make_grant(self._link, memory, access, name, Deadline(timeout))
 
     @property
     def registration_cache(self) -> RegistrationCache | None:

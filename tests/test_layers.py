@@ -115,6 +115,7 @@ LAYERS = {
     "_requests": 4,
     "cm": 4,
     "connection": 4,
+    "grant": 4,
     "listener": 4,
     "_gate": 4,
     "_server_base": 4,

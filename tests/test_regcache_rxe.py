@@ -349,6 +349,25 @@ def test_everything_is_deregistered_when_the_connection_is_closed():
         data.resize(10, refcheck=False)
 
 
+def test_the_connections_of_a_server_have_one_cache():
+    data, caches = fill(50_000, 1), []
+
+    def handler(conn):
+        conn.send(data)
+        caches.append(conn.registration_cache)
+        conn.recv(timeout=20)
+
+    with pvl.Server("127.0.0.1", 0, handler, registration_cache=1 << 20) as server:
+        server.start()
+        for _ in range(3):
+            with pvl.connect("127.0.0.1", server.port) as conn:
+                assert bytes(conn.recv(timeout=20)) == data.tobytes()
+                conn.send(b"end")
+        (cache,) = {*caches}
+        assert (cache.stats.hits, cache.stats.misses, cache.max_bytes) == (2, 1, 1 << 20)
+    assert cache.closed
+
+
 def test_a_failed_connection_lets_go_of_its_arrays(pair):
     left, _ = pair
     data = fill(SIZE, 1)
