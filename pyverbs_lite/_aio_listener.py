@@ -68,7 +68,7 @@ class ListenerBase(ABC):
         if isinstance(inner, cm.Listener):
             request = inner._next(Deadline(0))
             return lambda: connection.Connection(establish_accepting(request, settings, limit)), None
-        control = Control(inner._next(Deadline(0)))
+        control = Control.of(inner._next(Deadline(0)), settings)
         making = functools.partial(establish, control, settings, limit, accepting=True)
         return lambda: connection.Connection(making()), control.close
 
@@ -99,7 +99,7 @@ class _Dialling:
         self._aborted = False
 
     def dial(self, host: str, port: int, settings: Settings, deadline: Deadline) -> connection.Connection:
-        control = Control(connect_tcp(host, port, deadline))
+        control = Control.of(connect_tcp(host, port, deadline), settings, host)
         with self._lock:
             self._control = control
             aborted = self._aborted
@@ -117,6 +117,7 @@ class _Dialling:
 async def dial(cls: type[_C], host: str, port: int, options: ConnectOptions) -> _C:
     """Connect over TCP."""
     settings, dialling = Settings.of(options), _Dialling()
+    settings.check_connecting(host)
     making = functools.partial(dialling.dial, host, port, settings, Deadline(settings.timeout))
     return await cls._make(making, "connect", dialling.abort)
 

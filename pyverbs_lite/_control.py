@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
 
 from ._args import Deadline
 from ._control_base import MOST_CHUNKS, ControlBase, refusal
-from ._tcp import address_text
+from ._settings import KEEP_ALIVE, Settings
+from ._tcp import address_text, set_keep_alive
 from .errors import (
     ClosedError,
     HandshakeError,
@@ -21,6 +26,9 @@ from .errors import (
 from .remote import RemoteBuffer
 from .wire import BufferAdded, BufferWithdrawn, Channel, DomainNamed, Event, Refused
 
+if TYPE_CHECKING:
+    from ._tls import Tls
+
 __all__ = ["CHUNK", "Control", "Peer"]
 
 #: Bytes of one read.
@@ -29,12 +37,16 @@ CHUNK = 65536
 _SLICE = 0.1
 #: So many buffers that were taken back are remembered, to name them in errors.
 _MOST_WITHDRAWN = 4096
-#: A peer whose host is gone says nothing; these find it out within about a minute.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+#: What TCP says when it has given up waiting for the peer's host.
+_UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 class Control(ControlBase):
     """A connected TCP socket that speaks the handshake; owns the socket, also where making this fails.
+
+    Args:
+        tls: what the bytes go through; by default they go as they are.
+        keep_alive: seconds after which a host that says nothing is gone; 0 or None waits for ever.
 
     Attributes:
         chunk: how many bytes one read takes.
@@ -43,16 +55,17 @@ class Control(ControlBase):
         PeerClosedError: the peer is gone already.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, tls: Tls | None = None, keep_alive: float | None = KEEP_ALIVE) -> None:
         super().__init__()
         self.socket = sock
         self.chunk = CHUNK
+        self._tls = tls
+        self._keep_alive = keep_alive
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, seconds in _KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            if keep_alive:
+                set_keep_alive(sock, keep_alive)
             self.local_address = address_text(sock.getsockname())
             peer = sock.getpeername()
             self.peer = f"{address_text(peer)} port {peer[1]}"
@@ -62,6 +75,16 @@ class Control(ControlBase):
         except BaseException:
             sock.close()
             raise
+
+    @classmethod
+    def of(cls, sock: socket.socket, settings: Settings, host: str | None = None) -> Self:
+        """Make it as the settings have it; a side that connects knows the peer as ``host``."""
+        try:
+            tls = settings.tls(host)
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, tls=tls, keep_alive=settings.keep_alive)
 
     def fileno(self) -> int:
         """Return the socket's descriptor; -1 once it is closed."""
@@ -99,9 +122,9 @@ class Control(ControlBase):
             HandshakeTimeout: the peer does not read.
             ClosedError: another thread closed it.
         """
-        while not self.send_now():
+        while not self.send_now() or (self._tls is not None and self._tls.waiting):
             # Reading meanwhile, because the peer may be waiting for just that before it reads.
-            if not self._ready(select.POLLOUT | select.POLLIN, deadline):
+            if not self._ready(select.POLLIN | (select.POLLOUT if self._unsent else 0), deadline):
                 raise HandshakeTimeout(f"{self.peer} did not read what it was sent within {deadline.seconds} s")
             with self.lock:
                 self._events.extend(self._receive())
@@ -118,11 +141,17 @@ class Control(ControlBase):
             if self.socket.fileno() < 0:
                 raise ClosedError(f"the control connection with {self.peer} is closed")
             self._torn = True
-            self._unsent += self.channel.data_to_send()
+            data = self.channel.data_to_send()
             try:
-                del self._unsent[: self.socket.send(self._unsent, socket.MSG_NOSIGNAL) if self._unsent else 0]
-            except BlockingIOError:
-                pass
+                if self._tls is None:
+                    self._unsent += data
+                else:
+                    self._tls.send(data)
+                self._push()
+            except HandshakeError as error:
+                self._torn = False
+                self.channel.fail(error)
+                raise
             except OSError as error:
                 self._torn = False
                 self._unsent.clear()
@@ -132,17 +161,51 @@ class Control(ControlBase):
             self._torn = False
             return not self._unsent
 
+    def _push(self) -> None:
+        """Hand to the socket what it takes."""
+        if self._tls is not None:
+            self._unsent += self._tls.data_to_send()
+        with suppress(BlockingIOError):
+            del self._unsent[: self.socket.send(self._unsent, socket.MSG_NOSIGNAL) if self._unsent else 0]
+
     def _read(self) -> bytes | None:
         """Return what has arrived, empty at the end, or None if nothing has."""
         with self.lock:
+            if self._tls is not None and self._tls.ended:
+                self._ended = True
+                return b""
             try:
                 data = self.socket.recv(self.chunk)
             except BlockingIOError:
                 return None
-            except OSError:
+            except OSError as error:
+                if error.errno in _UNHEARD:
+                    self.channel.fail(
+                        PeerClosedError(
+                            f"nothing was heard of {self.peer} for {self._keep_alive} s (keep_alive=): its host or the"
+                            f" network is gone ({error.strerror})"
+                        )
+                    )
+                    return None
                 data = b""  # a reset; the channel knows best what the end means at this point
-            self._ended = self._ended or not data
-            return data
+            if self._tls is None:
+                self._ended = self._ended or not data
+                return data
+            return self._decrypt(self._tls, data)
+
+    def _decrypt(self, tls: Tls, data: bytes) -> bytes | None:
+        try:
+            plain = tls.receive(data)
+        except HandshakeError as error:
+            self.channel.fail(error)
+            return None
+        finally:
+            with suppress(OSError):  # what is not sent now goes with the next flush, which will notice
+                self._push()
+        if not plain and tls.ended:
+            self._ended = True
+            return b""
+        return plain or None
 
     def discard_some(self) -> bool:
         """Throw away one piece of what has arrived; say whether that was all there will be."""

@@ -133,8 +133,12 @@ class ControlBase(ABC):
 
     def _last_word(self) -> HandshakeError | None:
         """Return why the peer has refused, where nothing can be sent to it: it may have left, and said why before."""
-        with suppress(HandshakeError):
+        try:
             self._events.extend(self._receive())
+        except AuthenticationError as error:
+            return error
+        except HandshakeError:
+            pass
         last = self._events[-1] if self._events else None
         return refusal(self.peer, last) if isinstance(last, Refused) else None
 

@@ -135,7 +135,8 @@ def establish(control: Control, settings: Settings, deadline: Deadline, *, accep
             with suppress(HandshakeError, StateError):
                 tell_why(control, error)
             # Only who speaks this protocol, and in time, is given time to hear why.
-            told = control.channel.version is not None and isinstance(error, Exception)
+            heard = control.channel.version is not None or isinstance(error, AuthenticationError)  # of TLS's
+            told = heard and isinstance(error, Exception)
             control.close(LAST_WORD if told and not isinstance(error, HandshakeTimeout) else 0.0)
         raise
 

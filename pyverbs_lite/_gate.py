@@ -25,7 +25,16 @@ from ._args import Deadline
 from ._control import CHUNK, Control, Peer
 from ._establish import LAST_WORD, Steps, reason_for
 from ._link import Link
-from .errors import ClosedError, HandshakeError, HandshakeTimeout, PeerClosedError, StateError, VerbsError
+from ._settings import Settings
+from .errors import (
+    AuthenticationError,
+    ClosedError,
+    HandshakeError,
+    HandshakeTimeout,
+    PeerClosedError,
+    StateError,
+    VerbsError,
+)
 from .wire import Event, HelloReceived, RefuseCode
 
 __all__ = ["Gate", "Guest", "House"]
@@ -90,13 +99,14 @@ class Gate:
     Args:
         sock: listens; owned from now on.
         house: who the peers come to.
-        timeout: seconds for one handshake.
+        settings: how a control connection is made, and how long one handshake may take.
         workers: how many QPs are made at a time.
         waiting: how many may have connected and said nothing yet; one more, and the first of them has to go.
     """
 
-    def __init__(self, sock: socket.socket, house: House, timeout: float | None, workers: int, waiting: int) -> None:
-        self._socket, self._house, self._timeout, self._most_waiting = sock, house, timeout, waiting
+    def __init__(self, sock: socket.socket, house: House, settings: Settings, workers: int, waiting: int) -> None:
+        self._socket, self._house, self._settings, self._most_waiting = sock, house, settings, waiting
+        self._timeout = settings.timeout
         self._guests: dict[int, Guest] = {}
         self._unread: dict[int, Control] = {}  # of connections: what they were told and do not read
         self._alarms: list[tuple[float, int, Guest | None]] = []
@@ -213,7 +223,7 @@ class Gate:
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
             try:
-                control = Control(self._socket.accept()[0])
+                control = Control.of(self._socket.accept()[0], self._settings)
             except BlockingIOError:
                 return
             except (ConnectionAbortedError, PeerClosedError):
@@ -330,7 +340,8 @@ class Gate:
         # A QP that was made has to go, which takes its time.
         self._workers.submit(guest.steps.close)
         control = guest.control
-        if control.channel.version is None or isinstance(error, (PeerClosedError, HandshakeTimeout)):
+        stranger = control.channel.version is None and not isinstance(error, AuthenticationError)  # which is TLS's then
+        if stranger or isinstance(error, (PeerClosedError, HandshakeTimeout)):
             with suppress(VerbsError):
                 if isinstance(error, HandshakeTimeout) and control.channel.version is not None:
                     control.channel.refuse(*reason_for(error))

@@ -61,6 +61,7 @@ class ServerBase(ABC, Generic[_C]):
         self._most = check_int("max_connections", max_connections, 1, _MOST)
         workers = check_int("max_handshakes", max_handshakes, 1, _MOST)
         settings = Settings.of(options)
+        settings.check_accepting()
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.RLock())
         self._places = 0  # taken: by connections, and by peers whose QP is being made
@@ -74,7 +75,7 @@ class ServerBase(ABC, Generic[_C]):
             self._shared = Shared(settings, self.host, self._flush_later)
             try:
                 # Whoever is about to get a place may wait for it in line.
-                self._gate = Gate(sock, self, settings.timeout, workers, self._most + workers + 64)
+                self._gate = Gate(sock, self, settings, workers, self._most + workers + 64)
             except BaseException:
                 self._shared.close()
                 raise

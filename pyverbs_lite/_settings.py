@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import gid
 from ._args import Deadline, check_int
@@ -19,8 +19,25 @@ from .enums import PortState, TransportType
 from .errors import VerbsError
 from .wire import MAX_NAME
 
-__all__ = ["ConnectOptions", "Settings", "check_buffers", "check_name", "owner_of", "port_of", "spelled"]
+__all__ = [
+    "KEEP_ALIVE",
+    "ConnectOptions",
+    "Settings",
+    "check_buffers",
+    "check_name",
+    "owner_of",
+    "port_of",
+    "spelled",
+]
 
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from ._tls import Tls
+
+#: Seconds until a host that says nothing is taken to be gone.
+KEEP_ALIVE = 10.0
+_LONGEST_KEEP_ALIVE = 32767  # TCP's
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -38,6 +55,9 @@ class ConnectOptions(Tuning, total=False):
     buffers: Mapping[str, Memory] | None
     timeout: float | None
     authkey: bytes | str | None
+    ssl_context: SSLContext | None
+    server_hostname: str | None
+    keep_alive: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +68,9 @@ class Settings:
         buffers: name -> buffer: what the peer is to have from the start.
         timeout: seconds for the handshake.
         authkey: what the peer must know too, as bytes.
+        ssl_context: how the control channel is protected by TLS.
+        server_hostname: what the certificate of who is connected to must be for; by default its ``host``.
+        keep_alive: seconds after which a host that says nothing is gone; 0 or None waits for ever.
         options: how the connection is tuned.
     """
 
@@ -59,6 +82,9 @@ class Settings:
     buffers: Mapping[str, Memory] = field(default_factory=dict)
     timeout: float | None = 10.0
     authkey: bytes | str | None = field(default=None, repr=False)
+    ssl_context: SSLContext | None = None
+    server_hostname: str | None = None
+    keep_alive: float | None = KEEP_ALIVE
     options: Options = field(default_factory=Options)
 
     @classmethod
@@ -96,14 +122,49 @@ class Settings:
         object.__setattr__(self, "buffers", check_buffers(self.buffers))
         if self.authkey is not None:
             object.__setattr__(self, "authkey", key_bytes(self.authkey))
+        if not isinstance(self.server_hostname, str | None):
+            raise TypeError(f"server_hostname must be a str or None, not {self.server_hostname!r}")
+        if self.server_hostname is not None and self.ssl_context is None:
+            raise ValueError(
+                "server_hostname says whose certificate is expected, and without ssl_context there is none"
+            )
+        check_keep_alive(self.keep_alive)
         Deadline(self.timeout)  # refuse a bad one here rather than at the first accept()
 
-    def check_device(self) -> None:
-        """Refuse a device that does not exist.
+    def tls(self, host: str | None) -> Tls | None:
+        """Make a TLS session, if there is to be one: with a ``host`` for who connects to that, else for who accepts.
+
+        Raises:
+            As ``Tls``.
+        """
+        if self.ssl_context is None:
+            return None
+        from ._tls import Tls  # here, for ssl takes long to import
+
+        if host is None:
+            return Tls(self.ssl_context, server_side=True)
+        name = self.server_hostname or host.partition("%")[0]
+        return Tls(self.ssl_context, server_side=False, server_hostname=name)
+
+    def check_connecting(self, host: object) -> None:
+        """Refuse what cannot be for a side that connects.
+
+        Raises:
+            As ``Tls``.
+        """
+        self.tls(host if isinstance(host, str) and host else "localhost")
+
+    def check_accepting(self) -> None:
+        """Refuse what cannot be for a side that accepts.
 
         Raises:
             DeviceNotFoundError: no device has that name.
+            ValueError: what is for one that connects.
+            As ``Tls``.
         """
+        if self.server_hostname is not None:
+            raise ValueError("server_hostname is for the side that connects; this one shows its own certificate")
+        self.tls(None)
         if isinstance(self.device, str):
             Context(self.device).close()
 
@@ -146,6 +207,18 @@ def check_name(name: object) -> None:
         raise ValueError(f"a buffer's name must be text that UTF-8 can carry, not {name!r}") from error
     if not 1 <= length <= MAX_NAME:
         raise ValueError(f"a buffer's name must have 1 to {MAX_NAME} bytes as UTF-8, and {name!r} has {length}")
+
+
+def check_keep_alive(seconds: object) -> None:
+    """Refuse what is no number of seconds for ``keep_alive``.
+
+    Raises:
+        TypeError, ValueError: not a number, or not 0 to 32767.
+    """
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
+        raise TypeError(f"keep_alive must be a number of seconds or None, not {seconds!r}")
+    if seconds is not None and not 0 <= seconds <= _LONGEST_KEEP_ALIVE:
+        raise ValueError(f"keep_alive must be 0 to {_LONGEST_KEEP_ALIVE} seconds, not {seconds}")
 
 
 def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:

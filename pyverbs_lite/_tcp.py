@@ -7,7 +7,7 @@ import socket
 from ._args import Deadline, check_int
 from .errors import HandshakeTimeout
 
-__all__ = ["address_text", "bind_tcp", "connect_tcp"]
+__all__ = ["address_text", "bind_tcp", "connect_tcp", "set_keep_alive"]
 
 
 def address_text(address: tuple[object, ...]) -> str:
@@ -19,6 +19,19 @@ def address_text(address: tuple[object, ...]) -> str:
         return f"{text}%{socket.if_indextoname(scope)}"
     except OSError:  # the interface is gone meanwhile
         return f"{text}%{scope}"
+
+
+def set_keep_alive(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel give up a peer whose host has not answered for so long.
+
+    The hosts' kernels do this among themselves: a process that is busy, or stopped, is not taken for gone.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # The questions begin at half time, and then come often enough for one more to be due soon after the time is up.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 2)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 10)))
+    # How long counts for them too, rather than how many; and for what was sent and is not acknowledged.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(seconds * 1000)))
 
 
 def connect_tcp(host: str, port: int, deadline: Deadline) -> socket.socket:

@@ -73,7 +73,7 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         DeviceNotFoundError, GIDError: what was asked for is not what the address leads to.
         OSError: the name is unknown, or a verb was refused.
     """
-    settings = Settings.of(options)
+    settings = _settings(options)
     deadline = Deadline(settings.timeout)
     return Connection(establish_connecting(_resolve(host, port, settings, deadline), settings, deadline))
 
@@ -97,18 +97,28 @@ def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[Connec
         OSError: the name is unknown.
         TypeError, ValueError, BufferError: an option or a buffer is not what it must be.
     """
-    settings = Settings.of(options)
+    settings = _settings(options)
     if not isinstance(host, str):
         raise TypeError(f"host must be a name or an IP address as text, not {host!r}")
     check_int("port", port, 0, 65535)
     check_int("backlog", backlog, 0, (1 << 31) - 1)
-    settings.check_device()
+    settings.check_accepting()
     channel = EventChannel()
     try:
         return Listener(channel, listening(channel, host, port, backlog), settings)
     except BaseException:
         channel.close()
         raise
+
+
+def _settings(options: ConnectOptions) -> Settings:
+    settings = Settings.of(options)
+    if settings.ssl_context is not None:
+        raise ValueError(
+            "ssl_context protects a TCP socket, and a connection through librdmacm has none: use authkey=, or"
+            " pyverbs_lite.connect and listen"
+        )
+    return settings
 
 
 def _resolve(host: str, port: int, settings: Settings, deadline: Deadline) -> CMID:

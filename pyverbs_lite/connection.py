@@ -306,6 +306,11 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         timeout: seconds for all of it.
         authkey: a key that both sides must have, bytes or text; each proves it to the other before anything else, and
             it never travels. Without one, whoever reaches the port gets a connection. See docs/security.md.
+        ssl_context: TLS for the TCP connection: names, addresses and remote keys travel on it, but none of the data.
+        server_hostname: whose certificate is expected, by default ``host``'s.
+        keep_alive: seconds until a peer whose host says nothing is taken to be gone, and whoever waits gets
+            ``PeerClosedError``; 0 or None: never. A process that is busy or stopped is not gone; one that died shows
+            at once, whatever this is.
         The others tune the connection: see ``Options``.
 
     Raises:
@@ -317,6 +322,7 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         OSError: the TCP connection failed, or a verb was refused.
     """
     settings = Settings.of(options)
+    settings.check_connecting(host)
     deadline = Deadline(settings.timeout)
-    control = Control(connect_tcp(host, port, deadline))
+    control = Control.of(connect_tcp(host, port, deadline), settings, host)
     return Connection(establish(control, settings, deadline, accepting=False))

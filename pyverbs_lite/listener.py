@@ -61,7 +61,7 @@ class Listener:
             ClosedError: the listener is closed.
         """
         deadline = Deadline(timeout)
-        control = Control(self._next(deadline))
+        control = Control.of(self._next(deadline), self._settings)
         limit = deadline.sooner(self._settings.timeout)
         return Connection(establish(control, self._settings, limit, accepting=True))
 
@@ -125,5 +125,5 @@ def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[Connec
         TypeError, ValueError, BufferError: an option or a buffer is not what it must be.
     """
     settings = Settings.of(options)
-    settings.check_device()
+    settings.check_accepting()
     return Listener(bind_tcp(host, port, backlog), settings)

@@ -380,9 +380,13 @@ _EOF_TEXTS = {
 }
 
 
+def _stranger(first: bytes | bytearray) -> str | None:
+    return next((what for start, what in _STRANGERS if first.startswith(start)), None)
+
+
 def _check_magic(first: bytes) -> None:
     if first != MAGIC:
-        looks = next((what for start, what in _STRANGERS if first.startswith(start)), "no protocol known here")
+        looks = _stranger(first) or "no protocol known here"
         raise ValueError(f"it begins with {first!r}, not with this protocol's magic; it looks like {looks}")
 
 
@@ -526,9 +530,16 @@ class Channel:
         text = f"the peer closed the connection {where}{_EOF_TEXTS[self._remote.phase]}"
         if self._inbox:
             text += f"; the last it sent is unfinished: {bytes(self._inbox[:16])!r}"
+            if not self._recognised and (looks := _stranger(self._inbox)):
+                text += f"; it looks like {looks}"
         error = PeerClosedError(text)
         self._fail(error)
         raise error
+
+    def fail(self, error: HandshakeError) -> None:
+        """Take note of what became of that which carries the bytes; the first error stays."""
+        if self.error is None:
+            self._fail(error)
 
     def _fail(self, error: HandshakeError) -> None:
         self.error = error

@@ -103,6 +103,7 @@ LAYERS = {
     "cmid": 3,
     "cm_events": 3,
     "_tcp": 4,
+    "_tls": 4,
     "_settings": 4,
     "_operation": 4,
     "_link": 4,
