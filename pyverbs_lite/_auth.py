@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from enum import IntEnum
 
 from .errors import AuthenticationError
@@ -65,6 +64,8 @@ class Auth:
     """
 
     def __init__(self, key: bytes, role: Role, *, hello_first: bool = False) -> None:
+        import secrets  # here, for it takes long to import, and few connections have a key
+
         self.role = role
         self.hello_first = hello_first
         self.nonce = secrets.token_bytes(NONCE_SIZE)
