@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         TMCaps,
         TSOCaps,
     )
+    from ._stats import ConnectionStats
     from .ah import AH, ah_attr_from_wc
     from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
     from .connection import Connection, ConnectionInfo, Message, connect
@@ -163,6 +164,7 @@ __all__ = [
     "CompChannel",
     "Connection",
     "ConnectionInfo",
+    "ConnectionStats",
     "Context",
     "CounterDescription",
     "Counters",

@@ -13,6 +13,7 @@ from ._aio_turns import EVERYBODY, LATER, Turns, WatchBase
 from ._aio_watch import Watch
 from ._args import Deadline
 from ._operation import repeated
+from ._stats import ConnectionStats
 from ._work import Work
 from .enums import WROpcode
 from .errors import ClosedError, QueueFullError, WaitTimeout
@@ -84,8 +85,14 @@ class Runner:
         self.remote = RemoteBuffers(conn.remote, self._watch)
         self._receivers = Turns(self._watch, _Messages(self._watch))
         # A message may have to wait for the peer to take others; what needs no receive there does not wait with it.
-        self._messages = Turns(self._watch, _Room(self._watch, WROpcode.SEND))
+        raw = conn._engine._c
+        self._messages = Turns(self._watch, _Room(self._watch, WROpcode.SEND), lambda: lib.pvl_count_wait(raw))
         self._transfers = Turns(self._watch, _Room(self._watch, WROpcode.RDMA_WRITE))
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What the connection has done so far; as of ``pyverbs_lite.Connection``."""
+        return self._conn.stats
 
     def _check_open(self, operation: str) -> None:
         if self._watch.closed:

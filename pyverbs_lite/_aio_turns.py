@@ -183,11 +183,13 @@ class Turns:
 
     Args:
         due: how many there are just now.
+        waits: called when one has to wait.
     """
 
-    def __init__(self, watch: WatchBase, due: Callable[[], int]) -> None:
+    def __init__(self, watch: WatchBase, due: Callable[[], int], waits: Callable[[], object] | None = None) -> None:
         self._watch = watch
         self._due = due
+        self._waits = waits
         self._waiting: deque[_Turn] = deque()
         watch.turns.append(self)
 
@@ -210,6 +212,8 @@ class Turns:
                 except LATER:
                     if deadline.expired:
                         raise
+            if self._waits is not None:
+                self._waits()
             return await self._wait(operation, attempt, deadline)
         finally:
             watch.note_failure()

@@ -258,7 +258,7 @@ class Engine(Resource):
         op.hold()
 
     def _post(self, op: Operation, request: Request, operation: str, deadline: Deadline, wait_ns: int) -> None:
-        staged = request.addr == 0
+        staged, waited = request.addr == 0, False
         while True:
             rc = lib.pvl_post(
                 self._c,
@@ -281,6 +281,9 @@ class Engine(Resource):
             if rc == lib.PVL_STOPPED or self.failure is not None:
                 self.refuse_late(operation)
             if rc == lib.PVL_NO_CREDIT:
+                if not waited:
+                    waited = True
+                    lib.pvl_count_wait(self._c)
                 self._await_credit(request, operation, deadline)
                 continue
             if rc != lib.PVL_NO_SLOT:
@@ -292,6 +295,14 @@ class Engine(Resource):
                     f"all {self._c.send_slots} requests that this QP may have in flight (send_depth) still are, after"
                     f" {deadline.seconds} s",
                 )
+
+    def stats(self) -> CData:
+        """Return a copy of the counters, a ``struct pvl_stats *``."""
+        if self.foreign:
+            self.refuse_late("stats")
+        copy: CData = ffi.new("struct pvl_stats *")
+        lib.pvl_stats(self._c, copy)
+        return copy
 
     def _await_credit(self, request: Request, operation: str, deadline: Deadline) -> None:
         """Wait until the peer has a receive for a request that is not posted yet."""

@@ -17,6 +17,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "TMCaps",
         "TSOCaps",
     ),
+    "_stats": ("ConnectionStats",),
     "ah": (
         "AH",
         "ah_attr_from_wc",

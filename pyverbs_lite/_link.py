@@ -34,6 +34,7 @@ from .errors import (
     UnsupportedError,
     VerbsOSError,
 )
+from .ffi import lib
 from .gid import GidEntry
 from .mr import MR
 from .pd import PD
@@ -358,6 +359,7 @@ class Link:
                 if error.errno not in (errno.ENOMEM, errno.EAGAIN) or self.cache is None or not self.cache.clear():
                     raise
                 region = NamedMR(self, buffer, access)
+        lib.pvl_count_registration(self.engine._c)
         try:
             if name is not None:
                 self.announce(region, name, deadline)

@@ -17,6 +17,7 @@ from ._link import Link, dropped
 from ._requests import as_target
 from ._settings import ConnectOptions, Settings, spelled
 from ._starter import Starter
+from ._stats import ConnectionStats
 from ._tcp import connect_tcp
 from ._views import ConnectionInfo, Message, RemoteBuffers
 from .enums import AccessFlags, WROpcode
@@ -252,6 +253,15 @@ class Connection(Starter):
     def registration_cache(self) -> RegistrationCache | None:
         """What keeps memory registered between operations, with its ``stats``; None if that was turned off."""
         return self._link.cache
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What the connection has done so far, also once it is closed: a copy of its counters.
+
+        Raises:
+            ClosedError: in a forked child.
+        """
+        return ConnectionStats.of(self._engine.stats())
 
     # ------------------------------------------------------------ the end
 

@@ -95,6 +95,7 @@ LAYERS = {
     "_cm_link": 4,
     "_control_base": 4,
     "_starter": 4,
+    "_stats": 4,
     "_framed": 4,
     "_receives": 4,
     "_work": 4,

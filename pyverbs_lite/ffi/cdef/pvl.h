@@ -116,6 +116,24 @@ struct pvl_framing {
     uint64_t control_taken;
     ...;
 };
+struct pvl_stats {
+    uint64_t sends;
+    uint64_t send_bytes;
+    uint64_t recvs;
+    uint64_t recv_bytes;
+    uint64_t writes;
+    uint64_t write_bytes;
+    uint64_t reads;
+    uint64_t read_bytes;
+    uint64_t atomics;
+    uint64_t errors;
+    uint64_t polls;
+    uint64_t sleeps;
+    uint64_t credit_waits;
+    uint64_t registrations;
+    uint32_t in_flight;
+    uint32_t in_flight_peak;
+};
 struct pvl_engine {
     struct pvl_framing framing;
     int polling;
@@ -166,6 +184,9 @@ struct pvl_memory *pvl_memory_new(uint64_t addr, uint32_t lkey);
 void pvl_memory_put(struct pvl_memory *memory);
 uint32_t pvl_memory_used(const struct pvl_memory *memory);
 uint32_t pvl_memory_close(struct pvl_memory *memory, int closing);
+void pvl_stats(struct pvl_engine *engine, struct pvl_stats *stats);
+void pvl_count_registration(struct pvl_engine *engine);
+void pvl_count_wait(struct pvl_engine *engine);
 void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);

@@ -86,7 +86,7 @@ static void pvl_tell(struct pvl_engine *engine)
         return; /* the QP is on its way out, of which whoever uses it hears */
     engine->slots[slot] = (struct pvl_slot){.op = &engine->own, .opcode = IBV_WR_SEND};
     engine->free_count--;
-    engine->in_flight++;
+    pvl_fly(engine, 1);
     engine->own.posted++;
 }
 
@@ -118,6 +118,9 @@ static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arri
         engine->framing.malformed = 1;
         return;
     }
+    engine->stats.recvs++;
+    if (arrival->opcode == IBV_WC_RECV)
+        engine->stats.recv_bytes += arrival->byte_len;
     engine->arrivals[engine->arrived % engine->recv_slots] = *arrival;
     __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
 }

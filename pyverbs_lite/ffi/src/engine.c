@@ -156,6 +156,7 @@ struct pvl_engine {
     struct ibv_sge sges[2 * PVL_BATCH];
 
     struct pvl_framing framing;
+    struct pvl_stats stats;
     struct pvl_op own; /* of the requests that nobody waits for */
 
     struct ibv_wc wc[PVL_BATCH];
@@ -297,10 +298,13 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
         engine->flushed++;
     } else if (wc->status != IBV_WC_SUCCESS && !(wc->wr_id & PVL_RECV) && engine->slots[wc->wr_id].op == &engine->own) {
         engine->flushed++; /* a credit to a peer that has left, most likely: what that says comes first */
-    } else if (wc->status != IBV_WC_SUCCESS && engine->cause == 0) {
-        engine->cause_vendor_err = wc->vendor_err;
-        engine->cause_wr_id = wc->wr_id;
-        engine->cause = wc->status;
+    } else if (wc->status != IBV_WC_SUCCESS) {
+        engine->stats.errors++;
+        if (engine->cause == 0) {
+            engine->cause_vendor_err = wc->vendor_err;
+            engine->cause_wr_id = wc->wr_id;
+            engine->cause = wc->status;
+        }
     }
     if (!(wc->wr_id & PVL_RECV)) {
         struct pvl_slot *slot = &engine->slots[wc->wr_id];
@@ -396,6 +400,7 @@ static int pvl_sleep_for_news(struct pvl_engine *engine, int64_t deadline)
     int rc;
 
     engine->sleepers++;
+    engine->stats.sleeps++;
     rc = pthread_cond_timedwait(&engine->news, &engine->lock, &end);
     engine->sleepers--;
     return rc == ETIMEDOUT;
@@ -411,6 +416,7 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
     while (!pvl_ready(engine, until, op, few)) {
         int64_t left = timeout_ns;
         int got = 0, woke = 0;
+        uint32_t naps = pvl_naps;
 
         if (engine->stopped)
             return -ESHUTDOWN;
@@ -429,6 +435,8 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
                       &woke);
         pthread_mutex_lock(&engine->lock);
         engine->polling = 0;
+        engine->stats.polls++;
+        engine->stats.sleeps += pvl_naps - naps;
         control = engine->framing.control_arrived;
         pvl_enter(engine, got, 1);
         if (rc < 0)
@@ -457,6 +465,14 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
     rc = pvl_advance(engine, until, op, few, timeout_ns);
     pthread_mutex_unlock(&engine->lock);
     return rc;
+}
+
+/* Take note that so many requests more are in flight. */
+static void pvl_fly(struct pvl_engine *engine, uint32_t count)
+{
+    engine->in_flight += count;
+    if (engine->in_flight > engine->stats.in_flight_peak)
+        engine->stats.in_flight_peak = engine->in_flight;
 }
 
 /* What pvl_post() does; under the lock. */
@@ -538,10 +554,11 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         .op = op, .memory = memory, .length = ask->length, .opcode = opcode, .staged = ask->staged, .quiet = (int32_t)notices,
     };
     if (notices)
-        engine->slots[second] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .before = slot + 1};
+        engine->slots[second] = (struct pvl_slot){.op = op, .opcode = PVL_WR_NOTICE, .before = slot + 1};
     engine->free_count -= 1 + notices;
-    engine->in_flight += 1 + notices;
+    pvl_fly(engine, 1 + notices);
     op->posted += 1 + notices;
+    pvl_count(&engine->stats, opcode, ask->length);
     return rc < 0 ? -rc : rc;
 }
 
@@ -576,6 +593,7 @@ static void pvl_glance(struct pvl_engine *engine)
 {
     int got = engine->polling ? 0 : ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
 
+    engine->stats.polls += !engine->polling;
     if (got > 0)
         pvl_enter(engine, got, 1);
 }
@@ -688,6 +706,29 @@ static void pvl_heard(struct pvl_engine *engine)
     pthread_mutex_unlock(&engine->lock);
 }
 
+static void pvl_stats(struct pvl_engine *engine, struct pvl_stats *stats)
+{
+    pthread_mutex_lock(&engine->lock);
+    *stats = engine->stats;
+    stats->in_flight = engine->in_flight;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void pvl_count_registration(struct pvl_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->stats.registrations++;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* Count a message that has to wait, if what it waits for is a receive of the peer. */
+static void pvl_count_wait(struct pvl_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->stats.credit_waits += engine->free_count && !pvl_has_credit(&engine->framing, PVL_MESSAGE);
+    pthread_mutex_unlock(&engine->lock);
+}
+
 /* Nobody waits for this operation any more: what it still fetches goes nowhere. */
 static void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op)
 {
@@ -753,6 +794,7 @@ static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, st
     }
     pthread_mutex_lock(&engine->lock);
     engine->registering--;
+    engine->stats.registrations += !!mr;
     if (engine->sleepers)
         pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);

@@ -39,6 +39,7 @@ static int pvl_look(struct pvl_engine *engine)
         pthread_mutex_unlock(&engine->lock);
         return rc;
     }
+    engine->stats.polls++;
     engine->polling = 1; /* the wc array is this thread's, and pvl_stop() waits */
     pthread_mutex_unlock(&engine->lock);
     n = pvl_drain_events(engine->channel);

@@ -45,7 +45,7 @@ static int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct 
     if (rc == 0) {
         engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = wr.opcode};
         engine->free_count--;
-        engine->in_flight++;
+        pvl_fly(engine, 1);
         op->posted++;
     }
     pthread_mutex_unlock(&engine->lock);

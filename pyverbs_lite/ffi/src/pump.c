@@ -142,14 +142,14 @@ static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
         if (notices)
             piece.opcode = IBV_WR_RDMA_WRITE;
         slot = engine->free[--engine->free_count];
-        engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = piece.opcode, .quiet = 1, .before = before,
-                                                .index = index};
+        engine->slots[slot] = (struct pvl_slot){.op = op, .length = (uint32_t)piece.length, .opcode = piece.opcode,
+                                                .quiet = 1, .before = before, .index = index};
         before = slot + 1;
         pvl_build(engine, n++, slot, &piece);
         if (notices) {
             note.opcode = PVL_WR_NOTICE;
             slot = engine->free[--engine->free_count];
-            engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = IBV_WR_SEND, .quiet = 1, .before = before,
+            engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = PVL_WR_NOTICE, .quiet = 1, .before = before,
                                                     .index = index};
             before = slot + 1;
             pvl_build(engine, n++, slot, &note);
@@ -179,7 +179,12 @@ static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
         list->next = engine->slots[engine->wrs[accepted].wr_id].index;
         n = accepted;
     }
-    engine->in_flight += n;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct pvl_slot *posted = &engine->slots[engine->wrs[i].wr_id];
+
+        pvl_count(&engine->stats, posted->opcode, posted->length);
+    }
+    pvl_fly(engine, n);
     op->posted += n;
     return n;
 }

@@ -22,6 +22,8 @@
 /* Without a channel there is nothing to sleep on: look again this often. */
 #define PVL_BLIND_SLEEP_NS 200000
 
+static __thread uint32_t pvl_naps; /* how often this thread has slept in pvl_sleep() */
+
 static int64_t pvl_now_ns(void)
 {
     struct timespec now;
@@ -81,6 +83,7 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t dead
         left = PVL_BLIND_SLEEP_NS;
     limit.tv_sec = left / 1000000000;
     limit.tv_nsec = left % 1000000000;
+    pvl_naps++;
     n = ppoll(fds, 2, &limit, NULL);
     if (n < 0)
         return errno == EINTR ? PVL_WOKE_SIGNAL : -errno;
