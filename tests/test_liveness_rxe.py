@@ -1,0 +1,196 @@
+"""A peer that is gone, or only seems so: its process killed or stopped, its host unreachable."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support import connected
+
+import pyverbs_lite as pvl
+
+pytestmark = [pytest.mark.rdma, pytest.mark.timeout(60)]
+
+#: An address on each end of a cable between two network namespaces, for TCP alone: RDMA stays on rxe0.
+NEAR, FAR = "203.0.113.1", "203.0.113.2"
+#: What a peer does: it connects, says so, and then as it is told by lines.
+PEER = """
+    import sys
+    import pyverbs_lite as pvl
+
+    conn = pvl.connect(sys.argv[1], int(sys.argv[2]), device="rxe0", gid_index=int(sys.argv[3]), keep_alive=1)
+    conn.send(b"here")
+    for line in sys.stdin:
+        if line == "wait\\n":
+            try:
+                conn.recv(timeout=30)
+            except pvl.VerbsError as error:
+                print(type(error).__name__, error, flush=True)
+        else:
+            conn.send(line.encode())
+"""
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=10, capture_output=True)
+
+
+@pytest.fixture
+def cable() -> Iterator[None]:
+    run("ip", "netns", "add", "far")
+    try:
+        run("ip", "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", "far")
+        run("ip", "addr", "add", f"{NEAR}/24", "dev", "near")
+        run("ip", "link", "set", "near", "up")
+        run("ip", "-n", "far", "addr", "add", f"{FAR}/24", "dev", "far")
+        run("ip", "-n", "far", "link", "set", "far", "up")
+        yield
+    finally:
+        run("ip", "netns", "del", "far")  # and the cable with it
+
+
+def cut() -> None:
+    """Let everything vanish, in both directions, without a word."""
+    run("tc", "qdisc", "add", "dev", "near", "root", "netem", "loss", "100%")
+    run("tc", "-n", "far", "qdisc", "add", "dev", "far", "root", "netem", "loss", "100%")
+
+
+@contextmanager
+def peer_process(listener: pvl.Listener, gid_index: int, *prefix: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-c", textwrap.dedent(PEER), listener.host, str(listener.port), str(gid_index)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        with process.stdin, process.stdout:
+            yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def gid_index() -> int:
+    with connected() as (left, _):
+        return left.info.gid_index
+
+
+def test_a_host_that_no_longer_answers_is_noticed_on_both_sides(cable: None) -> None:
+    row = gid_index()
+    with (
+        pvl.listen(NEAR, 0, device="rxe0", gid_index=row, keep_alive=1) as listener,
+        peer_process(listener, row, "nsenter", "--net=/run/netns/far") as process,
+        listener.accept(20) as conn,
+    ):
+        assert conn.recv(timeout=10) == b"here"
+        tell(process, "wait")
+        cut()
+        start = time.monotonic()
+        with pytest.raises(pvl.PeerClosedError, match=r"nothing was heard of .* for 1 s \(keep_alive=\)"):
+            conn.recv(timeout=20)
+        assert 0.5 < time.monotonic() - start < 15  # two seconds on a machine that has nothing else to do
+        with pytest.raises(pvl.PeerClosedError, match="keep_alive"):
+            conn.send(b"to nobody")
+        assert process.stdout
+        assert process.stdout.readline().startswith("PeerClosedError nothing was heard of 203.0.113.1")
+
+
+def test_so_is_it_in_asyncio(cable: None) -> None:
+    row = gid_index()
+
+    async def wait() -> None:
+        async with pvl.aio.listen(NEAR, 0, device="rxe0", gid_index=row, keep_alive=1) as listener:
+            accepting = asyncio.ensure_future(listener.accept(20))
+            with peer_process(listener, row, "nsenter", "--net=/run/netns/far"):
+                async with await accepting as conn:
+                    assert await conn.recv(timeout=10) == b"here"
+                    cut()
+                    with pytest.raises(pvl.PeerClosedError, match="keep_alive"):
+                        await conn.recv(timeout=20)
+
+    asyncio.run(wait())
+
+
+def test_without_keep_alive_nobody_is_missed(cable: None) -> None:
+    row = gid_index()
+    with (
+        pvl.listen(NEAR, 0, device="rxe0", gid_index=row, keep_alive=None) as listener,
+        peer_process(listener, row, "nsenter", "--net=/run/netns/far"),
+        listener.accept(20) as conn,
+    ):
+        assert conn.recv(timeout=10) == b"here"
+        cut()
+        with pytest.raises(pvl.WaitTimeout):
+            conn.recv(timeout=3)
+
+
+def test_a_process_that_is_stopped_is_not_gone() -> None:
+    row = gid_index()
+    with (
+        pvl.listen("127.0.0.1", 0, device="rxe0", gid_index=row, keep_alive=1) as listener,
+        peer_process(listener, row) as process,
+        listener.accept(20) as conn,
+    ):
+        assert conn.recv(timeout=10) == b"here"
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(pvl.WaitTimeout):
+            conn.recv(timeout=3.5)
+        os.kill(process.pid, signal.SIGCONT)
+        tell(process, "still here")
+        assert conn.recv(timeout=20) == b"still here\n"
+
+
+@pytest.mark.parametrize("keep_alive", [1, None])
+def test_a_process_that_is_killed_shows_at_once(keep_alive: float | None) -> None:
+    row = gid_index()
+    with (
+        pvl.listen("127.0.0.1", 0, device="rxe0", gid_index=row, keep_alive=keep_alive) as listener,
+        peer_process(listener, row) as process,
+        listener.accept(20) as conn,
+    ):
+        assert conn.recv(timeout=10) == b"here"
+        process.kill()
+        with pytest.raises(pvl.PeerClosedError, match="its process is gone"):
+            conn.recv(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle", "interval", "user"), [(10, 5, 1, 10_000), (0.5, 1, 1, 500), (60, 30, 6, 60_000)]
+)
+def test_the_kernel_is_told(seconds: float, idle: int, interval: int, user: int) -> None:
+    with connected({"keep_alive": seconds}) as (left, right):
+        for conn in (left, right):
+            sock = conn._link.peer.control.socket
+            told = [
+                sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+            ]
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert told == ([idle, interval, user] if conn is right else [5, 1, 10_000])
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("1", TypeError), (True, TypeError), (-1, ValueError), (1e9, ValueError), (float("nan"), ValueError)],
+)
+def test_what_is_no_time_is_refused(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="keep_alive"):
+        pvl.listen("127.0.0.1", 0, keep_alive=value)  # type: ignore[arg-type]
