@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ._stats import ConnectionStats
     from .ah import AH, ah_attr_from_wc
     from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
-    from .connection import Connection, ConnectionInfo, Message, connect
+    from .connection import Connection, ConnectionInfo, LentMessage, Message, connect
     from .counters import Counters
     from .cq import CQ, CompChannel
     from .cq_ex import CQEx, PollBatch, TMInfo, WCEx, WCView
@@ -213,6 +213,7 @@ __all__ = [
     "ImportedMR",
     "ImportedPD",
     "IovaMR",
+    "LentMessage",
     "LinkLayer",
     "Listener",
     "MRSlice",

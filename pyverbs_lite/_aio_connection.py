@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import ClassVar, NoReturn, cast, overload
+from typing import ClassVar, Literal, NoReturn, cast, overload
 
 from typing_extensions import Self
 
@@ -12,6 +12,7 @@ from . import connection
 from ._aio_run import LARGE, Runner, is_large
 from ._args import Deadline
 from ._buffer import Memory
+from ._lent import LentMessage
 from ._requests import as_target
 from ._starter import Batch as _Batch
 from ._starter import Integers
@@ -65,8 +66,19 @@ class Connection(Runner):
             "send", self._messages, lambda: self._conn.start_send(data, imm=imm, timeout=0), timeout, is_large(data)
         )
 
-    async def recv(self, *, timeout: float | None = None) -> Message:
-        """Return the next message; as ``pyverbs_lite.Connection.recv``."""
+    @overload
+    async def recv(self, *, lend: Literal[False] = False, timeout: float | None = None) -> Message: ...
+
+    @overload
+    async def recv(self, *, lend: Literal[True], timeout: float | None = None) -> LentMessage: ...
+
+    async def recv(self, *, lend: bool = False, timeout: float | None = None) -> Message | LentMessage:
+        """Return the next message; as ``pyverbs_lite.Connection.recv``.
+
+        Lent: ``with await conn.recv(lend=True) as message``.
+        """
+        if lend:
+            return await self._receive("recv", lambda: self._conn.recv(lend=True, timeout=0), timeout)
         return await self._receive("recv", lambda: self._conn.recv(timeout=0), timeout)
 
     async def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:

@@ -50,7 +50,7 @@ class _Messages:
             return EVERYBODY  # to be told so
         # Looked at first: where no receive is posted, all that arrived is there.
         ended = self._watch.over or (engine.failure is not None and not engine._c.recv_posted)
-        return engine.messages or (EVERYBODY if ended else 0)
+        return engine.inbox.waiting or (EVERYBODY if ended else 0)
 
 
 class _Room:

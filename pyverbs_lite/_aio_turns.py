@@ -126,6 +126,7 @@ class WatchBase(ABC):
             engine.fail(os_error("ibv_poll_cq", -rc))
         if engine._live:
             engine._reap()
+        engine.inbox.serve()
         c, framing = engine._c, engine._c.framing
         # Without a cause among them it is searched for, with patience: not before all are there.
         if engine.failure is None and (c.cause or (c.flushed and not c.in_flight and not c.recv_posted)):

@@ -11,21 +11,21 @@ import errno
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
-from ._operation import Arrival, Box, CachedRegion, Operation, Region, Request, Source, TemporaryMR, repeated
+from ._inbox import Inbox
+from ._operation import CachedRegion, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._receives import Receives
 from ._registrations import Store
 from ._resource import Resource
 from .cq import SLICE, SPIN
 from .endpoint import LEAST_CREDITS
-from .enums import AccessFlags, QPState, WCOpcode, WCStatus
+from .enums import AccessFlags, QPState, WCStatus
 from .errors import ClosedError, CompletionError, PeerProtocolError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
@@ -45,11 +45,8 @@ _SLICE_NS = int(SLICE * 1e9)
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
 _LAST_ACK_NS = 50_000_000
-_T = TypeVar("_T")
-_move, _move_copy, _recv, _from_buffer = lib.pvl_move, lib.pvl_move_copy, lib.pvl_recv, ffi.from_buffer
-_PENDING, _BOX_BYTES = lib.PVL_PENDING, lib.PVL_BOX_BYTES
-#: Those that no call uses just now.
-_boxes: list[Box] = []
+_move, _move_copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
+_PENDING = lib.PVL_PENDING
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -63,6 +60,7 @@ class Engine(Resource):
         peer: the other side; its control connection is read whenever it has something to say.
 
     Attributes:
+        inbox: the messages that have arrived.
         failure: why the connection is over, or None.
         ending: why this side is about to end the connection, while it says goodbye.
     """
@@ -87,12 +85,11 @@ class Engine(Resource):
         self._watching = False
         self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
         self._live: set[Operation] = set()
-        self._unread: deque[Box] = deque()  # messages that C has taken, and no call has
         self._looking: threading.Thread | None = None
         self._temporary: set[TemporaryMR] = set()
         self.cache: Store | None = None
-        # Both reentrant, for a signal handler may use the connection that it interrupted.
-        self._taking = threading.RLock()
+        self.inbox = Inbox(self)
+        # Reentrant, for a signal handler may use the connection that it interrupted.
         self._failing = threading.RLock()
         self._flush_limit = Deadline(None)
         self.foreign = False  # a forked child's copy
@@ -284,7 +281,7 @@ class Engine(Resource):
                 if not waited:
                     waited = True
                     lib.pvl_count_wait(self._c)
-                self._await_credit(request, operation, deadline)
+                self._await_credit(op, request, operation, deadline)
                 continue
             if rc != lib.PVL_NO_SLOT:
                 raise os_error("ibv_post_send", rc)
@@ -304,13 +301,13 @@ class Engine(Resource):
         lib.pvl_stats(self._c, copy)
         return copy
 
-    def _await_credit(self, request: Request, operation: str, deadline: Deadline) -> None:
+    def _await_credit(self, op: Operation, request: Request, operation: str, deadline: Deadline) -> None:
         """Wait until the peer has a receive for a request that is not posted yet."""
         control = int(request.opcode == lib.PVL_WR_CONTROL)
         if not self._progress(lib.PVL_UNTIL_CREDIT, None, control, deadline) and deadline.expired:
+            what = "the end of it was not sent" if op.c.posted else "nothing was sent"
             raise WaitTimeout(
-                f"{operation}: the peer has not taken the messages before it, within {deadline.seconds} s; nothing was"
-                " sent",
+                f"{operation}: the peer has not taken the messages before it, within {deadline.seconds} s; {what}",
                 operation,
             )
 
@@ -351,10 +348,17 @@ class Engine(Resource):
                 self._looking.start()
 
     def _look_for_callbacks(self) -> None:
-        while not self.closed and (due := next((op for op in tuple(self._live) if op.notify), None)):
+        while not self.closed:
+            due = next((op for op in tuple(self._live) if op.notify), None)
+            if due is None and not self.inbox.due:
+                return
             with suppress(VerbsError):  # whoever asks for the result gets it
-                self.finish(due, "", Deadline(None))
+                if due is not None:
+                    self.finish(due, "", Deadline(None))
+                else:
+                    self._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, Deadline(None))
             self._reap()
+            self.inbox.notify_ended()
 
     def register(self, memory: memoryview, access: AccessFlags) -> TemporaryMR:
         """Register memory for one operation; ``run`` lets it go when that has ended, and the engine's end at last."""
@@ -382,89 +386,6 @@ class Engine(Resource):
         """Post the whole receive ring; allowed from INIT on."""
         check_rc("ibv_post_recv", lib.pvl_post_ring(self._c))
 
-    def receive(
-        self, operation: str, timeout: float | None, plain: Callable[[memoryview], _T], take: Callable[[Arrival], _T]
-    ) -> _T:
-        """Wait for a message, and return what is made of it; if that raises, the message stays the next one.
-
-        Args:
-            plain: makes it of the bytes of a message that has nothing else.
-            take: makes it of any message.
-
-        Raises:
-            WaitTimeout: none came in time.
-            VerbsError: the connection's failure, once all that had arrived was taken.
-        """
-        deadline = None if timeout is None else Deadline(timeout)
-        wait, late = _SLICE_NS if deadline is None else self._slice(deadline), self.failure is not None
-        if not self._unread:
-            try:
-                box = _boxes.pop()
-            except IndexError:
-                box = Box()
-            try:
-                length = _recv(self._c, box.c, wait)
-                if 0 <= length <= _BOX_BYTES:
-                    made = plain(box.view[:length])
-            except BaseException:
-                if box.c.length >= 0:  # C has taken it, and this call has not
-                    self._unread.append(box)
-                raise
-            if 0 <= length <= _BOX_BYTES:
-                _boxes.append(box)
-                return made
-            if length >= 0:
-                self._unread.append(box)
-        return self._receive(operation, deadline or Deadline(None), take, late)
-
-    def _receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], _T], late: bool) -> _T:
-        c = self._c
-        while True:
-            if self.closed or self.foreign:
-                self.refuse_late(operation)
-            # Looked at before the messages are: the last of them and the last flush may come in between.
-            ended = self.failure is not None and (not c.recv_posted or self._flush_limit.expired)
-            with self._taking:
-                if self._unread:
-                    return self._read(self._unread[0], take)
-                if c.arrived != c.taken:
-                    index = c.taken
-                    made = take(self._oldest(index))
-                    rc = lib.pvl_take(c, index)
-                    if rc > 0:
-                        self.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
-                    if rc != lib.PVL_NOTHING:  # else another thread was faster
-                        return made
-                    continue
-            if ended:
-                if self.failure is not None and not late:
-                    raise repeated(self.failure, operation)
-                self.refuse_late(operation)
-            if not self._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, deadline) and deadline.expired:
-                raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation)
-
-    def _oldest(self, index: int) -> Arrival:
-        c = self._c
-        raw = c.arrivals[index % c.recv_slots]
-        opcode = WCOpcode(raw.opcode)
-        length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
-        view = self._receives.view(raw.slot, HEADER, length)
-        return Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode)
-
-    def _read(self, box: Box, take: Callable[[Arrival], _T]) -> _T:
-        """Take the oldest of the messages that C has taken, and no call before."""
-        made = take(box.arrival())
-        self._unread.popleft()
-        if error := box.c.error:
-            self.fail(os_error("ibv_post_recv", error))  # the next one's problem: this message is good
-        _boxes.append(box)
-        return made
-
-    @property
-    def messages(self) -> int:
-        """How many messages have arrived and were not taken."""
-        return int(self._c.arrived - self._c.taken) + len(self._unread)
-
     # ------------------------------------------------------------ waiting
 
     @staticmethod
@@ -479,6 +400,7 @@ class Engine(Resource):
             raise os_error("ibv_poll_cq", rc)
         if self._live:
             self._reap()
+        self.inbox.serve()
         if self._c.cause or self._c.flushed:
             self._conclude()
         framing = self._c.framing
@@ -602,6 +524,7 @@ class Engine(Resource):
             self._live.discard(op)
         for region in tuple(self._temporary):
             region.close()
+        self.inbox.notify_ended()
 
     def _completion_error(
         self, status: int, wr_id: int, vendor_err: int, operation: str = "an earlier request"

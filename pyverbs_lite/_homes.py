@@ -31,6 +31,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "connection": (
         "Connection",
         "ConnectionInfo",
+        "LentMessage",
         "Message",
         "connect",
     ),

@@ -11,13 +11,13 @@ from typing import TypeAlias
 from ._buffer import Pinned
 from ._check import check_rc, os_error
 from ._registrations import Store
-from .enums import AccessFlags, WCOpcode
+from .enums import AccessFlags
 from .errors import ClosedError, CompletionError, VerbsError
 from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .wr import completion_error
 
-__all__ = ["Arrival", "Box", "CachedRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
+__all__ = ["CachedRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
 
@@ -116,32 +116,6 @@ class Request:
             memory = source.length, remote_addr, rkey, imm
             return cls(opcode, *memory, addr=source.addr, lkey=source.lkey), source.mr
         return cls(opcode, len(source), remote_addr, rkey, imm, source=source), None
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What came in: a message in the receive ring, or the immediate of an RDMA write."""
-
-    view: memoryview
-    byte_len: int
-    imm: int | None
-    opcode: WCOpcode
-
-
-class Box:
-    """Room for a short message, which C copies into it."""
-
-    __slots__ = ("c", "view")
-
-    def __init__(self) -> None:
-        self.c: CData = ffi.new("struct pvl_box *")
-        self.view = memoryview(ffi.buffer(self.c.data))
-
-    def arrival(self) -> Arrival:
-        """Return what is in it."""
-        c = self.c
-        view = self.view[: c.length & ~lib.PVL_MORE]
-        return Arrival(view, c.byte_len, c.imm if c.has_imm else None, WCOpcode(c.opcode))
 
 
 class Operation:

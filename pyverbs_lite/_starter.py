@@ -58,10 +58,11 @@ class Starter(Mover):
         """Start what ``send`` does.
 
         Args:
-            timeout: seconds to wait for a free place in the send queue, if there is none.
+            timeout: seconds to wait for a free place in the send queue, and for a receive of the peer's.
 
         Raises:
             QueueFullError: no place became free in time; nothing was started.
+            WaitTimeout: the peer has not taken the messages before it; nothing was started.
             As ``send``, for what is wrong with the arguments.
         """
         source = self._to_send(data)

@@ -9,8 +9,8 @@ from ipaddress import IPv6Address
 from typing_extensions import Self
 
 from ._args import Deadline
+from ._inbox import Arrival
 from ._link import Link
-from ._operation import Arrival
 from ._settings import check_name
 from .enums import GIDType, LinkLayer, QPState, WCOpcode
 from .errors import ClosedError, HandshakeError, WaitTimeout

@@ -96,6 +96,10 @@ class Work(Generic[_T]):
             return error
         return None
 
+    def cancel(self) -> bool:
+        """Take it back, if that can be: only a receive that was not served. Else this is False, and it goes on."""
+        return False
+
     def add_done_callback(self, call: Callable[[Work[_T]], object]) -> None:
         """Call a function with this work once it has ended: at once if it has, else from whichever thread notices.
 

@@ -13,8 +13,9 @@ from ._args import Deadline
 from ._buffer import Memory
 from ._control import Control
 from ._establish import establish
+from ._lent import LentMessage
 from ._link import Link, dropped
-from ._requests import as_target
+from ._receiver import Receiver
 from ._settings import ConnectOptions, Settings, spelled
 from ._starter import Starter
 from ._stats import ConnectionStats
@@ -27,7 +28,7 @@ from .mr import MR, MRSlice
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
-__all__ = ["Connection", "ConnectionInfo", "Message", "connect"]
+__all__ = ["Connection", "ConnectionInfo", "LentMessage", "Message", "connect"]
 
 
 _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM = map(
@@ -35,7 +36,7 @@ _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM = map(
 )
 
 
-class Connection(Starter):
+class Connection(Receiver, Starter):
     """An RC connection in RTS; made by ``connect`` or ``Listener.accept``.
 
     Each operation waits until it is complete, for at most ``timeout`` seconds (None: without limit; a peer that
@@ -72,48 +73,14 @@ class Connection(Starter):
 
         Raises:
             ValueError: it is longer than the peer's receive slots (``info.max_send_size``); nothing was sent.
-            WaitTimeout: not acknowledged in time; it may still arrive.
+            WaitTimeout: the peer has not taken the messages before it, so that nothing was sent; or it was
+                not acknowledged in time, and may still arrive.
             CompletionError: the transfer failed; the connection is over.
 
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
         opcode = _SEND if imm is None else _SEND_WITH_IMM
         self._move("send", opcode, self._to_send(data), timeout, 0, 0, imm)
-
-    def recv(self, *, timeout: float | None = None) -> Message:
-        """Return the next message.
-
-        Raises:
-            WaitTimeout: none came in time.
-            PeerClosedError: the peer has closed, or its process is gone, and all that it sent was taken.
-            ClosedError: this connection was closed meanwhile.
-
-        Verb: ibv_post_recv
-        """
-        return self._engine.receive("recv", timeout, Message, Message._of)
-
-    def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
-        """Copy the next message into a buffer, and return its length; its immediate, if it has one, is dropped.
-
-        Raises:
-            BufferError: the buffer is read-only.
-            ValueError: the message is longer than the buffer; it stays the next one.
-            As ``recv``.
-
-        Verb: ibv_post_recv
-        """
-        target = as_target(buffer)
-
-        def fill(view: memoryview) -> int:
-            length = len(view)
-            if length > len(target):
-                raise ValueError(
-                    f"the next message has {length} bytes and the buffer only {len(target)}; it was left where it is"
-                )
-            target[:length] = view
-            return length
-
-        return self._engine.receive("recv_into", timeout, fill, lambda arrival: fill(arrival.view))
 
     # ------------------------------------------------------------ one-sided
 

@@ -65,6 +65,7 @@ struct pvl_box {
     int32_t has_imm;
     int32_t opcode;
     int32_t error;
+    uint64_t number;
     char data[...];
 };
 struct pvl_request {
@@ -156,6 +157,8 @@ struct pvl_engine {
     struct pvl_arrival *arrivals;
     uint64_t arrived;
     uint64_t taken;
+    uint32_t lent;
+    uint32_t lendable;
     int32_t cause;
     uint32_t cause_vendor_err;
     uint64_t cause_wr_id;
@@ -167,8 +170,15 @@ struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct i
                                   uint32_t send_slots, struct pvl_receives *receives, uint32_t recv_slots);
 void pvl_engine_free(struct pvl_engine *engine);
 int pvl_post_ring(struct pvl_engine *engine);
-int pvl_take(struct pvl_engine *engine, uint64_t index);
 int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t timeout_ns);
+struct pvl_loan {
+    int32_t lent;
+    int32_t counted;
+    uint64_t number;
+    struct pvl_arrival arrival;
+};
+int pvl_lend(struct pvl_engine *engine, struct pvl_loan *loan, int counted);
+int pvl_give_back(struct pvl_engine *engine, struct pvl_loan *loan);
 int pvl_take_control(struct pvl_engine *engine, uint64_t index);
 void pvl_grant(struct pvl_engine *engine, uint32_t offered, uint32_t worth_telling, uint32_t granted, uint16_t control,
                uint16_t control_worth_telling, int no_imm);

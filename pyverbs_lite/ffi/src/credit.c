@@ -20,6 +20,7 @@ static void pvl_grant(struct pvl_engine *engine, uint32_t offered, uint32_t wort
     framing->granted = granted;
     framing->control_offered = framing->control_told = framing->control_granted = control;
     framing->worth_telling = worth_telling;
+    engine->lendable = offered - worth_telling; /* with fewer left to use, the peer may wait for what is never told */
     framing->control_worth_telling = control_worth_telling;
     framing->no_imm = no_imm;
     pthread_mutex_unlock(&engine->lock);

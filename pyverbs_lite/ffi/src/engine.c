@@ -101,6 +101,7 @@ struct pvl_box {
     int32_t has_imm;
     int32_t opcode;
     int32_t error; /* an errno: its slot could not be posted again */
+    uint64_t number;
     char data[PVL_BOX_BYTES];
 };
 
@@ -145,6 +146,8 @@ struct pvl_engine {
     struct pvl_arrival *arrivals; /* a ring of recv_slots entries */
     uint64_t arrived;             /* how many came in, ever */
     uint64_t taken;               /* how many Python has taken, ever */
+    uint32_t lent;                /* taken, and not posted again until they are given back */
+    uint32_t lendable;            /* so many at most: what is left keeps the messages flowing */
 
     int32_t cause; /* the first status that was neither SUCCESS nor a flush; 0 while there is none */
     uint32_t cause_vendor_err;
@@ -272,21 +275,45 @@ static int pvl_post_ring(struct pvl_engine *engine)
     return rc;
 }
 
-/*
- * Let go of the message number `index`, and post its slot again.
- *
- * Returns 0, an errno, or PVL_NOTHING where another thread has taken it: then what was read of it is worth nothing.
- */
-static int pvl_take(struct pvl_engine *engine, uint64_t index)
+/* A message that was taken and stays in its slot. Python owns this; it says whether there is a slot to give back. */
+struct pvl_loan {
+    int32_t lent;
+    int32_t counted; /* against what may be lent at a time */
+    uint64_t number;
+    struct pvl_arrival arrival;
+};
+
+/* Take the oldest message, and keep its slot; returns 0, PVL_NOTHING, or ENOBUFS where too many are lent. */
+static int pvl_lend(struct pvl_engine *engine, struct pvl_loan *loan, int counted)
 {
-    int rc = PVL_NOTHING;
+    int rc = 0;
 
     pthread_mutex_lock(&engine->lock);
-    if (engine->taken == index && engine->taken != engine->arrived) {
-        uint32_t slot = engine->arrivals[index % engine->recv_slots].slot;
+    if (engine->taken == engine->arrived) {
+        rc = PVL_NOTHING;
+    } else if (counted && engine->lent >= engine->lendable) {
+        rc = ENOBUFS;
+    } else {
+        loan->number = engine->taken;
+        loan->arrival = engine->arrivals[engine->taken++ % engine->recv_slots];
+        loan->counted = counted;
+        loan->lent = 1;
+        engine->lent += counted;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
 
-        engine->taken++;
-        rc = pvl_repost(engine, slot, PVL_MESSAGE);
+/* Post the slot again, if there is one; returns 0 or an errno. Nothing is posted any more after pvl_stop(). */
+static int pvl_give_back(struct pvl_engine *engine, struct pvl_loan *loan)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (loan->lent) {
+        loan->lent = 0;
+        engine->lent -= loan->counted;
+        rc = pvl_repost(engine, loan->arrival.slot, PVL_MESSAGE);
     }
     pthread_mutex_unlock(&engine->lock);
     return rc;
@@ -686,7 +713,7 @@ static int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t 
             box->has_imm = arrival->has_imm;
             box->opcode = arrival->opcode;
             box->length = length | (box->has_imm || box->opcode != IBV_WC_RECV ? PVL_MORE : 0);
-            engine->taken++;
+            box->number = engine->taken++;
             box->error = pvl_repost(engine, slot, PVL_MESSAGE);
             if (box->error)
                 box->length |= PVL_MORE;
@@ -710,7 +737,7 @@ static void pvl_stats(struct pvl_engine *engine, struct pvl_stats *stats)
 {
     pthread_mutex_lock(&engine->lock);
     *stats = engine->stats;
-    stats->in_flight = engine->in_flight;
+    stats->in_flight = engine->in_flight - (engine->own.posted - engine->own.done); /* credits are not the caller's */
     pthread_mutex_unlock(&engine->lock);
 }
 

@@ -1,0 +1,406 @@
+"""What has arrived on a connection, and who gets it: messages are taken, lent, or go to those who asked before."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+from ._args import Deadline
+from ._check import os_error
+from ._operation import Operation, repeated
+from ._work import Work
+from .cq import SLICE
+from .enums import WCOpcode
+from .errors import StateError, WaitTimeout
+from .ffi import CData, ffi, lib
+
+if TYPE_CHECKING:
+    from ._engine import Engine
+
+__all__ = ["Arrival", "Inbox", "ReceiveWork"]
+
+_T = TypeVar("_T")
+#: Bytes in front of every two-sided message.
+_HEADER: int = lib.PVL_HEADER_BYTES
+_SLICE_NS = int(SLICE * 1e9)
+_recv, _BOX_BYTES = lib.pvl_recv, lib.PVL_BOX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came in: a message, or the immediate of an RDMA write.
+
+    Attributes:
+        number: how many came before it on its connection.
+        loan: its receive slot, where that is lent, as ``struct pvl_loan *``.
+    """
+
+    view: memoryview
+    byte_len: int
+    imm: int | None
+    opcode: WCOpcode
+    number: int
+    loan: CData | None = None
+
+
+class _Box:
+    """Room for a short message, which C copies into it."""
+
+    __slots__ = ("c", "view")
+
+    def __init__(self) -> None:
+        self.c: CData = ffi.new("struct pvl_box *")
+        self.view = memoryview(ffi.buffer(self.c.data))
+
+
+#: Boxes that are not in use.
+_boxes: list[_Box] = []
+
+
+class _Receiving:
+    """One who has asked for a message and does not wait for it; stands in for the ``Operation`` of a ``Work``."""
+
+    def __init__(self, inbox: Inbox, make: Callable[[Arrival], Any]) -> None:
+        self.inbox = inbox
+        self.make = make
+        self.loan: CData = ffi.new("struct pvl_loan *")
+        self.arrival: Arrival | None = None
+        self.value: Any = None
+        self.cancelled = self.claimed = False
+        self.notify: Callable[[], None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.arrival is not None or self.cancelled or self.inbox.over
+
+
+class Inbox:
+    """The messages of one engine.
+
+    Whoever asked by ``start`` is served first, in the order of asking; ``receive`` takes what is left. A message that
+    nobody made use of comes before all that arrived later.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._c = engine._c
+        self._taking = threading.RLock()  # reentrant, for a signal handler may use the connection that it interrupted
+        self._asked: deque[_Receiving] = deque()
+        self._returned: list[Arrival] = []  # taken out of the ring, and not made use of
+        # Filled from wherever the garbage collector runs, so nothing else happens there.
+        self._dropped: deque[_Receiving] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are there for ``receive``."""
+        c = self._c
+        return max(0, int(c.arrived - c.taken) + len(self._returned) - len(self._asked))
+
+    @property
+    def over(self) -> bool:
+        """Whether no message is there, and none will come."""
+        engine = self._engine
+        if engine.closed or engine.foreign:
+            return True
+        # Looked at before the messages are: the last of them and the last flush may come in between.
+        ended = engine.failure is not None and (not self._c.recv_posted or engine._flush_limit.expired)
+        return ended and self._c.arrived == self._c.taken and not self._returned
+
+    # ------------------------------------------------------------ taking
+
+    def receive(
+        self,
+        operation: str,
+        timeout: float | None,
+        plain: Callable[[memoryview], _T] | None,
+        take: Callable[[Arrival], _T],
+        *,
+        lend: bool = False,
+    ) -> _T:
+        """Wait for a message, and return what is made of it; if that raises, the message stays the next one.
+
+        Args:
+            plain: makes it of the bytes of a message that has nothing else; None where ``take`` is to make it of all.
+            take: makes it of any message.
+            lend: do not post its slot again; ``give_back`` does.
+
+        Raises:
+            StateError: as many are lent as can be.
+            WaitTimeout: none came in time.
+            VerbsError: the connection's failure, once all that had arrived was taken.
+        """
+        engine, deadline = self._engine, None if timeout is None else Deadline(timeout)
+        late = engine.failure is not None
+        if plain is not None and not (self._returned or self._asked or self._dropped):
+            # The short way: a short message is copied, and its slot posted again, by one call of C.
+            wait = _SLICE_NS if deadline is None else engine._slice(deadline)
+            try:
+                box = _boxes.pop()
+            except IndexError:
+                box = _Box()
+            try:
+                length = _recv(self._c, box.c, wait)
+                if short := 0 <= length <= _BOX_BYTES and not self._asked:
+                    made = plain(box.view[:length])
+            except BaseException:
+                if box.c.length >= 0:  # C has taken it, and this call has not
+                    self._keep_box(box)
+                raise
+            if short:
+                _boxes.append(box)
+                return made
+            if length >= 0:
+                self._keep_box(box)
+        return self._receive(operation, deadline or Deadline(None), take, late, lend)
+
+    def _receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], _T], late: bool, lend: bool) -> _T:
+        engine = self._engine
+        while True:
+            if engine.closed or engine.foreign:
+                engine.refuse_late(operation)
+            over = self.over
+            self.serve()
+            with self._taking:
+                if not self._asked and self._returned:
+                    made = take(self._returned[0])
+                    del self._returned[0]
+                    return made
+            if not self._asked and self._c.arrived != self._c.taken:
+                found = self._take(take, lend)
+                if found is not None:
+                    return found[0]
+                continue  # another thread was faster
+            if over:
+                self._refuse(operation, late)
+            if not engine._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, deadline) and deadline.expired:
+                raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation)
+
+    def _refuse(self, operation: str, late: bool) -> NoReturn:
+        engine = self._engine
+        if engine.failure is not None and not late:
+            raise repeated(engine.failure, operation)
+        engine.refuse_late(operation)
+
+    def _take(self, take: Callable[[Arrival], _T], lend: bool) -> tuple[_T] | None:
+        loan = ffi.new("struct pvl_loan *")
+        try:
+            rc = lib.pvl_lend(self._c, loan, lend)
+            if rc > 0:
+                raise StateError(self._all_lent())
+            if rc:
+                return None
+            made = take(self._lent(loan))
+        except BaseException:
+            if loan.lent:
+                self._keep(self._lent(loan))
+                self.give_back(loan)
+            raise
+        if not lend:
+            self.give_back(loan)
+        return (made,)
+
+    def _lent(self, loan: CData) -> Arrival:
+        raw = loan.arrival
+        opcode = WCOpcode(raw.opcode)
+        length = raw.byte_len if opcode == WCOpcode.RECV else 0  # an RDMA write went elsewhere
+        view = self._engine._receives.view(raw.slot, _HEADER, length)
+        return Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode, loan.number, loan)
+
+    def _keep_box(self, box: _Box) -> None:
+        c = box.c
+        view = box.view[: c.length & ~lib.PVL_MORE]
+        self._keep(Arrival(view, c.byte_len, c.imm if c.has_imm else None, WCOpcode(c.opcode), c.number))
+        if c.error:
+            self._engine.fail(os_error("ibv_post_recv", c.error))  # the next one's problem: this message is good
+        _boxes.append(box)
+
+    def _keep(self, arrival: Arrival) -> None:
+        """Keep a copy of a message that was taken and not made use of: it is the next one."""
+        kept = replace(arrival, view=memoryview(bytes(arrival.view)), loan=None)
+        with self._taking:
+            bisect.insort(self._returned, kept, key=lambda other: other.number)
+
+    def _all_lent(self) -> str:
+        if not self._c.lendable:
+            return "no message can be lent with a recv_depth of 1, for the peer could send no more: raise recv_depth"
+        return (
+            f"all {self._c.lendable} messages that can be lent at a time (recv_depth less 1) are: release one first, or"
+            " raise recv_depth; the message stays the next one"
+        )
+
+    def give_back(self, loan: CData) -> None:
+        """Post a slot again that was lent, if it was not yet; safe to call from a finaliser."""
+        engine = self._engine
+        if not engine.foreign and (rc := lib.pvl_give_back(self._c, loan)):
+            engine.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
+
+    # ------------------------------------------------------------ asking
+
+    def start(self, make: Callable[[Arrival], _T]) -> ReceiveWork[_T]:
+        """Ask for the next message that nobody has asked for; ``make`` copies it.
+
+        Raises:
+            VerbsError: the connection is over, and no message is there.
+        """
+        engine = self._engine
+        if self.over:
+            engine.refuse_late("start_recv")
+        receiving = _Receiving(self, make)
+        work = ReceiveWork(engine, cast("Operation", receiving), "recv", lambda _: cast("_T", receiving.value))
+        weakref.finalize(work, self._dropped.append, receiving).atexit = False
+        with self._taking:
+            self._asked.append(receiving)
+        self.serve()
+        return work
+
+    def serve(self) -> None:
+        """Give what is there to those who asked; an interrupt at any point is made good by the next call."""
+        while self._dropped or self._asked:
+            with self._taking:
+                more, served = self._serve_one()
+            if served is not None and (notify := served.notify) is not None:
+                notify()
+            if not more:
+                return
+
+    def _serve_one(self) -> tuple[bool, _Receiving | None]:
+        if self._dropped:
+            self._let_go(self._dropped[0])
+            self._dropped.popleft()
+            return True, None
+        if not self._asked:
+            return False, None
+        first = self._asked[0]
+        if first.arrival is None:
+            if first.loan.lent:
+                self._give(first, self._lent(first.loan))
+            elif self._returned:
+                self._give(first, self._returned[0])
+            elif self._c.arrived == self._c.taken or lib.pvl_lend(self._c, first.loan, 0):
+                return False, None
+            else:
+                self._give(first, self._lent(first.loan))
+        # What was given is not there any more, also where an interrupt came in between.
+        number = first.arrival.number if first.arrival is not None else 0
+        self._returned[:] = [kept for kept in self._returned if kept.number != number]
+        self.give_back(first.loan)
+        self._asked.popleft()
+        return True, first
+
+    def _give(self, receiving: _Receiving, arrival: Arrival) -> None:
+        receiving.value = value = receiving.make(arrival)
+        receiving.arrival = replace(arrival, view=memoryview(value), loan=None)
+
+    def _let_go(self, receiving: _Receiving) -> None:
+        """Whoever asked wants no message any more: one that was given and not made use of is the next one."""
+        if receiving in self._asked:
+            self._asked.remove(receiving)
+        if receiving.claimed:
+            return
+        receiving.claimed = True
+        if receiving.arrival is not None:
+            self._returned[:] = [kept for kept in self._returned if kept.number != receiving.arrival.number]
+            self._keep(receiving.arrival)
+        elif receiving.loan.lent:
+            self._keep(self._lent(receiving.loan))
+        self.give_back(receiving.loan)
+
+    def cancel(self, receiving: _Receiving) -> bool:
+        """Take back an asking that was not served."""
+        self.serve()
+        with self._taking:
+            if receiving.arrival is None and receiving in self._asked:
+                receiving.cancelled = True
+                self._let_go(receiving)
+        return receiving.cancelled
+
+    def finish(self, receiving: _Receiving, operation: str, deadline: Deadline) -> None:
+        """Wait until somebody who asked has a message.
+
+        Raises:
+            CancelledError: the asking was taken back.
+            As ``receive``.
+        """
+        engine, late = self._engine, self._engine.failure is not None
+        while True:
+            over = self.over
+            if not engine.foreign:
+                self.serve()
+            if receiving.arrival is not None:
+                return
+            if receiving.cancelled:
+                from concurrent.futures import CancelledError  # seldom, and takes long to import
+
+                raise CancelledError(operation)
+            if over:
+                self._refuse(operation, late)
+            if not engine._progress(lib.PVL_UNTIL_ARRIVAL, None, 0, deadline) and deadline.expired:
+                raise WaitTimeout(f"no message arrived within {deadline.seconds} s; it is still asked for", operation)
+
+    @property
+    def due(self) -> bool:
+        """Whether one of those who asked has a callback."""
+        return any(receiving.notify is not None for receiving in tuple(self._asked))
+
+    def notify_ended(self) -> None:
+        """Once no message will come: call back whoever asked."""
+        for receiving in tuple(self._asked):
+            if receiving.ended and (notify := receiving.notify) is not None:
+                notify()
+
+
+class ReceiveWork(Work[_T], Generic[_T]):
+    """A message that was asked for; made by ``Connection.start_recv``.
+
+    One that is dropped, or whose result nobody asked for, loses no message: it is the next one for others.
+    """
+
+    @property
+    def _receiving(self) -> _Receiving:
+        return cast("_Receiving", self._op)
+
+    @property
+    def posted(self) -> int:
+        """1: the receives are posted in advance."""
+        return 1
+
+    def __repr__(self) -> str:
+        receiving = self._receiving
+        state = "cancelled" if receiving.cancelled else "ended" if receiving.ended else "waiting"
+        return f"<Work: {self.operation}, {state}>"
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until a message is there, and raise if none will come.
+
+        Raises:
+            WaitTimeout: none within ``timeout`` seconds; it is still asked for.
+            CancelledError: this was cancelled (``concurrent.futures``).
+            VerbsError: the connection's failure, where that is why.
+        """
+        try:
+            self._receiving.inbox.finish(self._receiving, self.operation, Deadline(timeout))
+        finally:
+            if self._receiving.ended:
+                self._call_back()
+
+    def result(self, timeout: float | None = None) -> _T:
+        """Wait, and return the message; each time the same one.
+
+        Raises:
+            As ``wait``.
+        """
+        self.wait(timeout)
+        self._receiving.claimed = True
+        return self._convert(self._op)
+
+    def cancel(self) -> bool:
+        """Take the asking back; False if it has a message, or was ended by the connection's end."""
+        cancelled = self._receiving.inbox.cancel(self._receiving)
+        if cancelled:
+            self._call_back()
+        return cancelled

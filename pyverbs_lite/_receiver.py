@@ -1,0 +1,85 @@
+"""How a connection takes messages: copied, into a buffer, lent, or when they come."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+from ._buffer import Memory
+from ._lent import LentMessage
+from ._requests import Mover, as_target
+from ._views import Message
+from ._work import Work
+from .mr import MR, MRSlice
+
+__all__ = ["Receiver"]
+
+
+class Receiver(Mover):
+    """The part of a connection that receives.
+
+    Messages go to those who asked by ``start_recv``, in the order of asking; the other methods take what is left. A
+    message is one's or another's, never lost: one that a method fails with, or that nobody made use of, stays the next.
+    """
+
+    @overload
+    def recv(self, *, lend: Literal[False] = False, timeout: float | None = None) -> Message: ...
+
+    @overload
+    def recv(self, *, lend: Literal[True], timeout: float | None = None) -> LentMessage: ...
+
+    def recv(self, *, lend: bool = False, timeout: float | None = None) -> Message | LentMessage:
+        """Return the next message.
+
+        Args:
+            lend: leave it where it arrived, without a copy, until it is released:
+                ``with conn.recv(lend=True) as message``. Up to ``recv_depth`` less 1 may be lent at a time; what is
+                lent the peer cannot use.
+
+        Raises:
+            WaitTimeout: none came in time.
+            StateError: as many messages are lent as can be; it stays the next one.
+            PeerClosedError: the peer has closed, or its process is gone, and all that it sent was taken.
+            ClosedError: this connection was closed meanwhile.
+
+        Verb: ibv_post_recv
+        """
+        inbox = self._engine.inbox
+        if lend:
+            return inbox.receive("recv", timeout, None, lambda arrival: LentMessage(inbox, arrival), lend=True)
+        return inbox.receive("recv", timeout, Message, Message._of)
+
+    def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
+        """Copy the next message into a buffer, and return its length; its immediate, if it has one, is dropped.
+
+        Raises:
+            BufferError: the buffer is read-only.
+            ValueError: the message is longer than the buffer; it stays the next one.
+            As ``recv``.
+
+        Verb: ibv_post_recv
+        """
+        target = as_target(buffer)
+
+        def fill(view: memoryview) -> int:
+            length = len(view)
+            if length > len(target):
+                raise ValueError(
+                    f"the next message has {length} bytes and the buffer only {len(target)}; it was left where it is"
+                )
+            target[:length] = view
+            return length
+
+        return self._engine.inbox.receive("recv_into", timeout, fill, lambda arrival: fill(arrival.view))
+
+    def start_recv(self) -> Work[Message]:
+        """Ask for the next message without waiting for it; several may be asked for, and are served in that order.
+
+        ``Work.cancel`` takes the asking back. A work that is dropped, or whose result nobody takes, leaves its message
+        to whoever asks next.
+
+        Raises:
+            VerbsError: the connection is over, and all that had arrived was taken.
+
+        Verb: ibv_post_recv
+        """
+        return self._engine.inbox.start(Message._of)
