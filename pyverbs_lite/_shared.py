@@ -163,12 +163,13 @@ class Shared:
                 self._flush_later(link.control)
 
     def introduce(self, link: ServerLink) -> None:
-        """Queue a link's record and every name; from now on the link's peer hears of changes."""
+        """Queue a link's record, the domain and every name; from now on the link's peer hears of changes."""
         with self.naming:
             if self._closed:
                 raise ClosedError("this server has stopped")
             channel = link.peer.control.channel
             channel.hello(link.endpoint)
+            channel.domain(self.pd.domain)
             for name, region in self.named.items():
                 channel.buffer(RemoteBuffer.of(region, name=name, access=region.access))
             self.links.add(link)

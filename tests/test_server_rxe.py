@@ -333,10 +333,13 @@ def test_buffers_are_registered_once_and_offered_to_all(no_leaks: None) -> None:
                 assert peer.read(peer.remote["late"], timeout=20) == b"later"
             with connect(server) as newcomer:
                 assert set(newcomer.remote) == {"cache", "late"}
+                withdrawn = newcomer.remote["late"]
                 late.close()
                 for peer in (left, right, newcomer):
                     until(lambda peer=peer: "late" not in peer.remote)
-                assert newcomer.read(newcomer.remote["cache"][5:10], timeout=20) == b"CACHE"
+                with pytest.raises(pvl.StaleBufferError, match="withdrawn 'late'"):
+                    newcomer.read(withdrawn)
+                assert newcomer.read(left.remote["cache"][5:10], timeout=20) == b"CACHE"  # of one domain
     cache += b"not exported any more"
     with pytest.raises(pvl.ClosedError):
         server.register(bytearray(8), name="too late")
