@@ -430,6 +430,8 @@ class Engine(Resource):
             if self.in_flight:
                 # A peer that has got its answer may leave before the acknowledgement of that answer is noticed here.
                 lib.pvl_progress(self._c, lib.PVL_UNTIL_SENT, ffi.NULL, 0, _LAST_ACK_NS)
+            if self._c.cause:
+                self._conclude()  # that came first, and may be why the peer has left
             self.fail(over)
         if self.failure is not None:
             self._c.peer_fd = -1  # it would stay readable

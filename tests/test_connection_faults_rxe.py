@@ -186,6 +186,19 @@ def test_a_forged_range_is_a_typed_error() -> None:
             left.read(forged)
 
 
+def test_what_failed_before_the_news_that_the_peer_has_left_is_the_reason() -> None:
+    with connected({"buffers": {"data": bytearray(100)}}) as (left, right):
+        remote = left.remote["data"]
+        work = left.start_read(pvl.RemoteBuffer(remote.addr, remote.rkey, 101))
+        with pytest.raises(pvl.VerbsError):  # its QP has failed with the request
+            right.recv(timeout=10)
+        right.close()
+        with pytest.raises(pvl.ClosedError, match=r"this connection is over, because .*REM_ACCESS_ERR"):
+            left.remote["data"]  # hears the news before it looks at completions
+        with pytest.raises(RemoteAccessError):
+            work.wait(10)
+
+
 def test_a_receiver_that_is_never_ready_is_a_typed_error() -> None:
     with connected({"recv_depth": 1}, IMPATIENT) as (left, right):
         left._engine._c.framing.granted += 10  # more than there are
