@@ -34,7 +34,7 @@ __all__ = ["CHUNK", "Control", "Peer"]
 #: Bytes of one read.
 CHUNK = 65536
 #: One sleep of a wait: a descriptor's number may be another file's by the time one sleeps on it, but not for long.
-_SLICE = 0.1
+_SLICE = 1.0
 #: So many buffers that were taken back are remembered, to name them in errors.
 _MOST_WITHDRAWN = 4096
 #: What TCP says when it has given up waiting for the peer's host.
