@@ -16,7 +16,7 @@ from soak.faces import Blocking, drive
 from soak.letters import Wrong
 from soak.life import Home, Living
 from soak.plan import Life, Settings, Step, life_of
-from soak.server import Server
+from soak.server import Host
 from soak.tally import Tally
 
 import pyverbs_lite as pvl
@@ -45,8 +45,8 @@ def test_a_seed_is_a_plan():
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[Server, pvl.Listener]]:
-    made = Server(2, frozenset())
+def server() -> Iterator[tuple[Host, pvl.Listener]]:
+    made = Host(2, frozenset())
     with pvl.listen("127.0.0.1", 0) as listener:
         accepting = threading.Thread(target=made.accept, args=(listener,))
         accepting.start()

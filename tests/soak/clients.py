@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import random
 import signal
-import sys
 import threading
 import warnings
 from contextlib import suppress
@@ -23,6 +20,8 @@ from .tally import Tally, await_word, tell, tell_failure
 
 #: Seconds between two accounts of a process that may be killed at any time.
 _ACCOUNT = 0.25
+#: How many of a process's peers may be in their handshake at a time.
+_DIALLING = 8
 
 
 class Clients:
@@ -30,7 +29,7 @@ class Clients:
 
     Args:
         first: the number of their first life.
-        server_peers: peers of the server's listener whose connections have a thread each.
+        ports: where the server's faces listen.
     """
 
     def __init__(
@@ -41,13 +40,23 @@ class Clients:
         self.tally = Tally()
         self._keys = itertools.count(first * 1_000_003 + peers[0] * 10_000_019)
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._missing = set(peers)
+
+    def _settled_in(self, peer: int) -> None:
+        """Note that a peer has reached the server."""
+        with self._lock:
+            last = self._missing == {peer}
+            self._missing.discard(peer)
+        if last:
+            tell("begun")
 
     def stop(self) -> None:
         """Let every peer come to its end."""
         self._stopped.set()
 
     def _where(self, peer: int) -> int:
-        return self._ports["threads" if peer % 6 == 0 else "aio"]
+        return self._ports["server" if peer % 8 == 0 else "threads" if peer % 16 == 1 else "aio"]
 
     def _options(self, life: Life) -> dict[str, Any]:
         return {**life.tuning, **({} if life.own_context else {"device": self._context})}
@@ -60,7 +69,7 @@ class Clients:
 
     async def _live(self, life: Life, face: Any, home: Home) -> None:
         self.tally["connections made"] += 1
-        living = Living(life, face, home, self.tally, self._keys)
+        living = Living(life, face, home, self.tally, self._keys, self._settled_in)
         try:
             await living.run(self._stopped.is_set)
         except BaseException as error:
@@ -114,7 +123,10 @@ class Clients:
             for life in self._lives(peer):
                 if life.connect_cut is not None:
                     await self._cut_connect(life)
-                conn = await pvl.aio.connect("127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life))
+                async with self._dialling:
+                    conn = await pvl.aio.connect(
+                        "127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life)
+                    )
                 face = Aio(conn)
                 del conn
                 await self._live(life, face, home)
@@ -137,6 +149,7 @@ class Clients:
 
     async def run_loop(self) -> None:
         """Run a task for each peer."""
+        self._dialling = asyncio.Semaphore(_DIALLING)
         await asyncio.gather(*(self._run_peer(peer) for peer in self.peers))
 
 
@@ -163,7 +176,6 @@ def main(seed: int, seconds: float, peers: int, kind: str, ids: list[int], ports
         ended = threading.Event()
         if kind == "mortal":
             threading.Thread(target=account, daemon=True).start()
-        tell("begun")
         if kind == "threads":
             clients.run_threads()
         else:
@@ -176,8 +188,3 @@ def main(seed: int, seconds: float, peers: int, kind: str, ids: list[int], ports
     tell("tally", counts=clients.tally)
     tell("idle")
     await_word("leave")
-
-
-if __name__ == "__main__":
-    random.seed(0)
-    main(**json.loads(sys.argv[1]))

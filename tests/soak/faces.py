@@ -19,7 +19,7 @@ import pyverbs_lite as pvl
 __all__ = ["PATIENCE", "Aio", "Blocking", "Call", "Cut", "drive"]
 
 #: Seconds after which what should come by itself never will.
-PATIENCE = 60.0
+PATIENCE = 120.0
 _T = TypeVar("_T")
 _LATE = (pvl.WaitTimeout, pvl.QueueFullError)
 
@@ -114,6 +114,10 @@ class Aio:
         await asyncio.sleep(0.001)
         await self.conn.close()
         return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE)
+
+    async def named(self, name: str) -> Any:
+        """Wait for a buffer of the peer."""
+        return await self.conn.remote.wait(name, PATIENCE)
 
     async def pause(self, seconds: float) -> None:
         """Do nothing for a while."""
@@ -231,6 +235,10 @@ class Blocking:
                 results.append(error)
         waiter.join(PATIENCE)
         return results
+
+    async def named(self, name: str) -> Any:
+        """Wait for a buffer of the peer."""
+        return self.conn.remote.wait(name, PATIENCE)
 
     async def pause(self, seconds: float) -> None:
         """Do nothing for a while."""

@@ -7,6 +7,7 @@ import itertools
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +34,7 @@ class Home:
         self.known = False
         self.data = bytearray(DATA)
         self.words: list[set[int]] = [{0} for _ in range(WORDS)]
+        self.stale: Any = None  # what it was called in the life before
 
 
 class Living:
@@ -40,11 +42,21 @@ class Living:
 
     Args:
         keys: numbers that are never used twice, for the contents of what is written.
+        settled_in: called with the peer once the server has answered.
     """
 
-    def __init__(self, life: Life, face: Any, home: Home, tally: Tally, keys: itertools.count[int]) -> None:
+    def __init__(
+        self,
+        life: Life,
+        face: Any,
+        home: Home,
+        tally: Tally,
+        keys: itertools.count[int],
+        settled_in: Callable[[int], object] = bool,
+    ) -> None:
         self.life, self.face, self.tally, self._home, self._keys = life, face, tally, home, keys
         self.step: object = "hello"
+        self._settled_in = settled_in
         self._seq = itertools.count()
         self._uncertain = 0
         #: Letters that are or may be answered: number, kind, bytes of the answer, whether it was sent for certain.
@@ -133,9 +145,15 @@ class Living:
     async def run(self, stop: Any) -> None:
         """Live, and end the connection."""
         await self._ask(Said.HELLO, argument=self.life.peer | self.life.number << 16)
-        self._remote = await self._named("home")
+        self._settled_in(self.life.peer)
+        self._remote = await self.face.named("home")
         if len(self._remote) != HOME:
             raise Wrong(f"a home of {len(self._remote)} bytes")
+        stale = self._home.stale
+        if stale is not None and stale.domain != self._remote.domain:  # those of a Server have one domain
+            with self._expecting(pvl.StaleBufferError):
+                await self.face.do("write", stale, b"stale")
+        self._home.stale = self._remote
         await self._renew_desk()
         if self._home.known:
             await self._look_at_all()
@@ -157,14 +175,13 @@ class Living:
         await getattr(self, f"_end_{self.life.end}")()
         self.tally[f"end {self.life.end}"] += 1
 
-    async def _named(self, name: str, there: bool = True) -> Any:
-        """Wait until the peer has, or no longer has, a buffer of that name: the news travel on another way."""
+    async def _withdrawn(self, name: str) -> None:
+        """Wait until the peer no longer has a buffer: the news travel on another way than messages."""
         end = time.monotonic() + PATIENCE
-        while (name in self.face.conn.remote) != there:
+        while name in self.face.conn.remote:
             if time.monotonic() > end:
-                raise Wrong(f"{name!r} is {'not ' if there else 'still '}among {self.face.conn.remote}")
+                raise Wrong(f"{name!r} is still among {self.face.conn.remote}")
             await self.face.pause(0.002)
-        return self.face.conn.remote[name] if there else None
 
     def _at(self, at: int, size: int) -> Any:
         return self._remote[_DATA + at : _DATA + at + size]
@@ -420,7 +437,7 @@ class Living:
     async def _grant(self, size: int, cut: object) -> None:
         remote, name = await self._added(size)
         await self._ask(Said.DROP, body=name.encode())
-        await self._named(name, False)
+        await self._withdrawn(name)
         if remote.length != size:
             raise Wrong(f"{remote} has {remote.length} bytes instead of {size}")
 
@@ -428,7 +445,7 @@ class Living:
         """Let the server add a buffer; read it, write it, and let the server look at it."""
         key, name = next(self._keys), f"added {next(self._keys)}"
         await self._ask(Said.ADD, body=name.encode(), argument=key << 20 | size)
-        remote = await self._named(name)
+        remote = await self.face.named(name)
         if await self.face.do("read", remote) != pattern(key, size):
             raise Wrong(f"{name} does not have the bytes of its key")
         key = next(self._keys)
@@ -492,8 +509,11 @@ class Living:
         """Use a buffer that has been withdrawn."""
         remote, name = await self._added(5000)
         await self._ask(Said.DROP, body=name.encode())
-        with self._expecting(pvl.RemoteAccessError):
+        await self._withdrawn(name)
+        with self._expecting(pvl.StaleBufferError):
             await self.face.do("write", remote, b"trespass")
+        with self._expecting(pvl.RemoteAccessError):
+            await self.face.do("write", pvl.RemoteBuffer(remote.addr, remote.rkey, remote.length), b"trespass")
         with self._expecting(pvl.ClosedError):
             await self.face.do("read", self._at(0, 1))
         await self.face.close()
@@ -522,5 +542,5 @@ class _Expecting:
             raise Wrong(f"no {self._kind.__name__} came")
         if type(error) is not self._kind:
             return False
-        self._living.tally.expected(error, self._living.life.end)
+        self._living.tally.expected(error, "on purpose")
         return True

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import json
 import os
-import queue
 import random
+import select
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, NoReturn
+
+import pyverbs_lite as pvl
 
 from . import resources
+from .clients import main as clients_main
 from .faces import PATIENCE
 from .plan import Settings
-from .tally import Tally
+from .server import main as server_main
+from .tally import Tally, tell_failure
 
 __all__ = ["Failed", "soak"]
 
@@ -32,66 +37,95 @@ class Failed(Exception):
 
 
 class Program:
-    """A process of the soak, and what it says."""
+    """A process of the soak, and what it says; forked, for to start Python anew takes a guest a second.
 
-    def __init__(self, module: str, news: queue.Queue[tuple[Program, dict[str, Any]]], **facts: Any) -> None:
-        self.module, self.facts = module, facts
+    Args:
+        main: what it does; ``facts`` are its arguments.
+        not_mine: descriptors that are none of its business.
+    """
+
+    def __init__(self, name: str, main: Callable[..., None], not_mine: Iterable[int], facts: dict[str, Any]) -> None:
+        self.name, self.facts = name, facts
         self.counts: dict[str, int] = {}
-        self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", f"soak.{module}", json.dumps(facts)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self.process.pid
-        threading.Thread(target=self._listen, args=(news,), daemon=True).start()
+        self._heard = b""
+        read, self._write = os.pipe()
+        self.fd, write = os.pipe()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            self._run(main, read, write, {self.fd, self._write, *not_mine})
+        os.close(read)
+        os.close(write)
+
+    def _run(self, main: Callable[..., None], read: int, write: int, not_mine: set[int]) -> NoReturn:
+        status = 1
+        try:
+            for fd in not_mine:
+                os.close(fd)
+            for fd, place in ((read, 0), (write, 1)):
+                os.dup2(fd, place)
+                os.close(fd)
+            sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+            faulthandler.enable()
+            main(**self.facts)
+            status = 0
+        except BaseException as error:
+            tell_failure(error, str(self))
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
 
     def __str__(self) -> str:
-        return f"{self.module} {self.facts.get('kind', '')}{self.facts.get('ids', '')}"
+        return f"{self.name} {self.facts.get('ids', '')}"
 
-    def _listen(self, news: queue.Queue[tuple[Program, dict[str, Any]]]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
-                said = json.loads(line)
-            except ValueError:
-                said = {"event": "failure", "where": str(self), "trace": line}
+    def hear(self) -> list[dict[str, Any]]:
+        """Return what it has said since, the end of its process included."""
+        data = os.read(self.fd, 1 << 20)
+        if not data:
+            self._close()
+            return [{"event": "gone", "status": os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])}]
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        found: list[dict[str, Any]] = list(map(json.loads, lines))
+        for said in found:
             if said["event"] == "tally":
                 self.counts = said["counts"]
-            else:
-                news.put((self, said))
-        news.put((self, {"event": "gone", "status": self.process.wait()}))
+        return [said for said in found if said["event"] != "tally"]
 
     def say(self, word: str) -> None:
         """Say a word to it."""
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):
-            self.process.stdin.write(f"{word}\n")
-            self.process.stdin.flush()
+            os.write(self._write, word.encode() + b"\n")
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write)
+        self.fd = self._write = -1
 
     def end(self) -> None:
         """End it, whatever it does."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        if self.fd >= 0:
+            os.kill(self.pid, signal.SIGKILL)
+            while self.fd >= 0:
+                self.hear()
 
 
 class _Soak:
     def __init__(self, settings: Settings, stack: ExitStack) -> None:
         self._settings, self._stack = settings, stack
-        self._news: queue.Queue[tuple[Program, dict[str, Any]]] = queue.Queue()
-        self._killed: set[int] = set()
+        self._programs: set[Program] = set()
+        self._news: deque[tuple[Program, dict[str, Any]]] = deque()
+        self._vandals: list[socket.socket] = []
         self.tally = Tally()
-        self.server_memory: deque[tuple[float, dict[str, int]]] = deque()
+        self.server_memory: list[dict[str, int]] = []
         self._rng = random.Random(settings.seed)
-        self._began, self.seconds = 0.0, 0.0
+        self.seconds = 0.0
 
-    def start(self, module: str, **facts: Any) -> Program:
-        program = Program(module, self._news, **facts)
+    def start(self, name: str, main: Callable[..., None], **facts: Any) -> Program:
+        pipes = [fd for program in self._programs for fd in (program.fd, program._write)]
+        not_mine = [*pipes, *(sock.fileno() for sock in self._vandals)]
+        program = Program(name, main, not_mine, facts)
         self._stack.callback(program.end)
+        self._programs.add(program)
         return program
 
     def hear(self, timeout: float) -> tuple[Program, dict[str, Any]] | None:
@@ -100,15 +134,33 @@ class _Soak:
         Raises:
             Failed: it is a failure.
         """
-        try:
-            program, said = self._news.get(timeout=max(0.0, timeout))
-        except queue.Empty:
-            return None
+        end = time.monotonic() + timeout
+        while not self._news:
+            poller = select.poll()
+            by_fd = {program.fd: program for program in self._programs}
+            for fd in by_fd:
+                poller.register(fd, select.POLLIN)
+            ready = poller.poll(max(0.0, end - time.monotonic()) * 1000)
+            for fd, _ in ready:
+                self._news.extend((by_fd[fd], said) for said in by_fd[fd].hear())
+            if not ready:
+                return None
+        program, said = self._news.popleft()
         if said["event"] == "failure":
             raise Failed(f"{said['where']}\n{said['trace']}")
-        if said["event"] == "gone" and said["status"] and program.pid not in self._killed:
-            raise Failed(f"{program} ended with status {said['status']}")
+        if said["event"] == "gone":
+            self._programs.discard(program)
+            if said["status"]:
+                raise Failed(f"{program} ended with status {said['status']}")
         return program, said
+
+    def kill(self, program: Program) -> None:
+        """Kill one, in the middle of whatever it does."""
+        program.end()
+        self._programs.discard(program)
+        self.tally["processes killed"] += 1
+        self.tally["peers killed"] += len(program.facts["ids"])
+        self.tally.update(program.counts)
 
     def await_all(self, event: str, programs: list[Program], seconds: float) -> list[dict[str, Any]]:
         """Wait until all programs have said one thing."""
@@ -135,7 +187,7 @@ class _Soak:
         if self._rng.random() < 0.5:
             sock.close()
         else:
-            self._stack.callback(sock.close)
+            self._vandals.append(sock)
         self.tally["vandals"] += 1
 
     def run(self) -> None:
@@ -148,20 +200,28 @@ class _Soak:
         groups = settings.groups()
         clean = resources.kernel()
         mortal_ids = [peer for ids in groups["mortal"] for peer in ids]
-        server = self.start("server", peers=settings.peers, mortals=mortal_ids)
+        for name in pvl.__all__:  # imported before there are children
+            getattr(pvl, name)
+        gc.collect()
+        gc.freeze()  # not looked at by each child again
+        server = self.start("server", server_main, peers=settings.peers, mortals=mortal_ids)
         ports = self.await_all("listening", [server], PATIENCE)[0]
         ports.pop("event")
         before, before_process = resources.kernel(), resources.process(server.pid)
         common = {"seed": settings.seed, "seconds": settings.seconds, "peers": settings.peers, "ports": ports}
         programs: dict[tuple[str, int], Program] = {
-            (kind, i): self.start("clients", kind=kind, ids=ids, first=0, **common)
+            (kind, i): self.start(kind, clients_main, kind=kind, ids=ids, first=0, **common)
             for kind, parts in groups.items()
             for i, ids in enumerate(parts)
         }
         self.await_all("begun", list(programs.values()), 2 * PATIENCE)
-        self._began = time.monotonic()
-        self._soak(server, programs, common)
-        self.seconds = time.monotonic() - self._began
+        began = time.monotonic()
+        try:
+            self._soak(server, programs, common)
+        finally:
+            while self._vandals:
+                self._vandals.pop().close()
+        self.seconds = time.monotonic() - began
         living = list(programs.values())
         for program in living:
             program.say("stop")
@@ -170,7 +230,8 @@ class _Soak:
             ("the kernel's objects", before, resources.kernel),
             ("the server's process", before_process, lambda: resources.process(server.pid)),
         ):
-            was.pop("VmRSS", None)
+            for varies in ("VmRSS", "Threads"):  # some threads of a pool are there once they have been of use
+                was.pop(varies, None)
             if left := resources.settled(was, take):
                 raise Failed(f"{name}, with every connection closed and every process alive, are not as before: {left}")
         for program in living:
@@ -191,29 +252,26 @@ class _Soak:
             self.hear(min(0.2, end - now))
             if now >= look_at:
                 look_at = now + 0.5
-                self.server_memory.append((now - self._began, resources.process(server.pid)))
-                self.vandalise(common["ports"][self._rng.choice(("aio", "threads"))])
+                self.server_memory.append(resources.process(server.pid))
+                if len(self.server_memory) % 2:
+                    self.vandalise(common["ports"][self._rng.choice(("aio", "threads"))])
             if now >= kill_at:
                 lives += 1
                 kill_at = now + self._rng.uniform(1.5, 5)
                 key = self._rng.choice([key for key in programs if key[0] == "mortal"])
                 old = programs[key]
-                self._killed.add(old.pid)
-                old.end()
-                self.tally["processes killed"] += 1
-                self.tally["peers killed"] += len(old.facts["ids"])
-                self.tally.update(old.counts)
-                programs[key] = self.start("clients", **{**old.facts, "first": lives * 1000})
+                self.kill(old)
+                programs[key] = self.start(old.name, clients_main, **{**old.facts, "first": lives * 1000})
 
     def memory(self) -> tuple[int, int, int]:
         """Return the server's peak of resident and of pinned memory, and its growth once all had begun; in KiB."""
-        samples = list(self.server_memory)
+        samples = self.server_memory
         quarter = max(1, len(samples) // 4)
         early, late = (
-            sorted(row["VmRSS"] for _, row in part)[quarter // 2]
+            sorted(row["VmRSS"] for row in part)[quarter // 2]
             for part in (samples[quarter : 2 * quarter], samples[-quarter:])
         )
-        return max(row["VmRSS"] for _, row in samples), max(row["VmPin"] for _, row in samples), late - early
+        return max(row["VmRSS"] for row in samples), max(row["VmPin"] for row in samples), late - early
 
 
 def soak(settings: Settings) -> str:
