@@ -49,7 +49,7 @@ empty :=
 space := $(empty) $(empty)
 PURE_MODULES := errors _homes enums/* _access _arena _args _auth _buddy _buffer _check _pages _resource \
 	attr endpoint gid grh _flow_members _private_data qp_fsm remote wire _private_data \
-	_keeper
+	_accelerator _dlpack _keeper
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
 
 bench: $(VENV)/benched ## everything measured beside C and the peers; writes docs/performance.md (five to six minutes)

@@ -1,20 +1,26 @@
 """Buffers seen as memory for a device: address, length in bytes, and a hold on the exporter.
 
 Anything with the buffer protocol will do, and so will a CPU tensor of torch, which has none: it is known by its
-``data_ptr()``, so torch itself is never imported.
+``data_ptr()``, so torch itself is never imported. Other tensors come through DLPack. What is in the memory of an
+accelerator has no view; it can be registered, see ``_accelerator``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
+from .errors import UnsupportedError
 from .ffi import ffi
 
-__all__ = ["CPUTensor", "Memory", "Pinned", "as_bytes_view"]
+if TYPE_CHECKING:
+    from ._accelerator import DeviceMemory
+
+__all__ = ["CPUTensor", "Memory", "Pinned", "as_bytes_view", "look_at"]
 
 
 class CPUTensor(Protocol):
@@ -35,12 +41,26 @@ class CPUTensor(Protocol):
         """Tell whether its elements are one range of memory, in order."""
 
 
+class DLPackTensor(Protocol):
+    """What is asked of a tensor of any other library."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
+class CUDAArray(Protocol):
+    """What is asked of CUDA memory that does not speak DLPack."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
 #: What can be sent, received into or registered.
-Memory: TypeAlias = Buffer | CPUTensor
+Memory: TypeAlias = Buffer | CPUTensor | DLPackTensor | CUDAArray
 
 _DEVICE_MEMORY = (
-    "{what} is a {kind} in the memory of a device, which can be registered through dma-buf only (not supported yet):"
-    " copy it to the CPU first"
+    "{what} is a {kind} in the memory of an accelerator, which the CPU must not touch: give it to send, write or read"
+    " as it is, register it, or copy it to the host first"
 )
 
 
@@ -48,24 +68,16 @@ def as_bytes_view(data: Memory, *, writable: bool = False, what: str = "buffer")
     """Return a flat view of a buffer's own bytes; never a copy.
 
     Raises:
-        TypeError: the object is neither a buffer nor a CPU tensor, or holds references to Python objects.
+        TypeError: the object is neither a buffer nor a tensor, or holds references to Python objects.
         ValueError: it is not C-contiguous, so its bytes are not one range of memory.
-        BufferError: ``writable`` is asked for and the memory is read-only.
+        BufferError: ``writable`` is asked for and the memory is read-only; or what DLPack exports is no such memory.
+        UnsupportedError: it is in the memory of an accelerator.
 
     """
     try:
         view = memoryview(data)  # type: ignore[arg-type]  # a tensor is told from a buffer by trying
     except TypeError as error:
-        kind = type(data).__name__
-        if hasattr(data, "data_ptr") and hasattr(data, "is_contiguous"):
-            view = _tensor_view(data, what)
-        elif hasattr(data, "__cuda_array_interface__"):
-            raise TypeError(_DEVICE_MEMORY.format(what=what, kind=kind)) from error
-        else:
-            raise TypeError(
-                f"{what} must support the buffer protocol (bytes, bytearray, memoryview, array, mmap, numpy) or be a"
-                f" torch CPU tensor, not {kind}"
-            ) from error
+        view = _without_buffer(data, what, error)
     if not view.c_contiguous:
         raise ValueError(
             f"{what} of shape {view.shape} and strides {view.strides} is not C-contiguous: its bytes are not one"
@@ -79,6 +91,43 @@ def as_bytes_view(data: Memory, *, writable: bool = False, what: str = "buffer")
     return view.cast("B") if view.nbytes else memoryview(bytearray()) if writable else memoryview(b"")
 
 
+def look_at(data: Memory, what: str) -> memoryview | DeviceMemory:
+    """Return a view of a buffer's bytes, or the accelerator's memory that it stands for.
+
+    Raises:
+        As ``as_bytes_view``, but for what is in the memory of an accelerator.
+    """
+    with contextlib.suppress(UnsupportedError):
+        return as_bytes_view(data, what=what)
+    from ._accelerator import find
+
+    if (found := find(data, what)) is None:
+        return as_bytes_view(data, what=what)
+    return found if found.nbytes else memoryview(b"" if found.readonly else bytearray())
+
+
+def _without_buffer(data: Any, what: str, error: TypeError) -> memoryview:
+    kind = type(data).__name__
+    if hasattr(data, "data_ptr") and hasattr(data, "is_contiguous"):
+        return _tensor_view(data, what)
+    if hasattr(data, "__dlpack__") and hasattr(data, "__dlpack_device__"):
+        from . import _dlpack
+
+        if (where := _dlpack.device_type(data)) in _dlpack.HOST:
+            return _dlpack.view(data, what)
+        raise _on_device(what, f"{kind} on {_dlpack.NAMES.get(where or 0, where)}")
+    if hasattr(data, "__cuda_array_interface__"):
+        raise _on_device(what, kind)
+    raise TypeError(
+        f"{what} must support the buffer protocol (bytes, bytearray, memoryview, array, mmap, numpy) or be a"
+        f" torch CPU tensor, or speak DLPack, not {kind}"
+    ) from error
+
+
+def _on_device(what: str, kind: str) -> UnsupportedError:
+    return UnsupportedError(errno.EOPNOTSUPP, "access", _DEVICE_MEMORY.format(what=what, kind=kind))
+
+
 def _tensor_view(tensor: Any, what: str) -> memoryview:
     """View the memory of a tensor; the view keeps the tensor alive.
 
@@ -86,7 +135,7 @@ def _tensor_view(tensor: Any, what: str) -> memoryview:
     """
     kind = type(tensor).__name__
     if tensor.device.type != "cpu":
-        raise TypeError(_DEVICE_MEMORY.format(what=what, kind=f"{kind} on {tensor.device.type!r}"))
+        raise _on_device(what, f"{kind} on {tensor.device.type!r}")
     if not tensor.is_contiguous():
         raise ValueError(
             f"{what} is a {kind} that is not contiguous: its bytes are not one range of memory, and a copy would not"

@@ -13,13 +13,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
 from ._inbox import Inbox
-from ._operation import CachedRegion, Operation, Region, Request, Source, TemporaryMR, repeated
+from ._operation import CachedRegion, DeviceRegion, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._receives import Receives
 from ._registrations import Store
 from ._resource import Resource
@@ -31,6 +31,9 @@ from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .qp import QP
 from .wr import completion_error
+
+if TYPE_CHECKING:
+    from ._accelerator import DeviceMemory
 
 __all__ = ["CREDIT_RECEIVES", "HEADER", "Engine", "untold"]
 
@@ -360,8 +363,10 @@ class Engine(Resource):
             self._reap()
             self.inbox.notify_ended()
 
-    def register(self, memory: memoryview, access: AccessFlags) -> TemporaryMR:
+    def register(self, memory: memoryview | DeviceMemory, access: AccessFlags) -> TemporaryMR:
         """Register memory for one operation; ``run`` lets it go when that has ended, and the engine's end at last."""
+        if not isinstance(memory, memoryview):
+            return DeviceRegion(self._c, self._pd, memory, access, self._temporary)
         if self.cache is not None:
             return CachedRegion(self._c, self._pd, memory, access, self.cache)
         return TemporaryMR(self._c, self._pd, memory, access, self._temporary)

@@ -14,7 +14,7 @@ from typing import Protocol
 from . import gid
 from ._arena import arena
 from ._args import Deadline
-from ._buffer import Memory, as_bytes_view
+from ._buffer import Memory, look_at
 from ._control import Peer
 from ._control_base import ControlBase
 from ._engine import CREDIT_RECEIVES, HEADER, Engine, untold
@@ -346,7 +346,7 @@ class Link:
             check_name(name)
         if access is None:
             access = AccessFlags.REMOTE_READ
-            if not as_bytes_view(buffer, what="a buffer to register").readonly:
+            if not look_at(buffer, "a buffer to register").readonly:
                 access = AccessFlags.LOCAL_WRITE | self.remote_access
         elif name is not None and not AccessFlags(access) & _REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ._buffer import Pinned
 from ._check import check_rc, os_error
@@ -17,7 +18,10 @@ from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .wr import completion_error
 
-__all__ = ["CachedRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
+if TYPE_CHECKING:
+    from ._accelerator import DeviceMemory
+
+__all__ = ["CachedRegion", "DeviceRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
 
@@ -85,10 +89,43 @@ class CachedRegion(TemporaryMR):
         self._entry.leave(self._use)
 
 
+class DeviceRegion(TemporaryMR):
+    """Memory of an accelerator that is registered for one operation."""
+
+    def __init__(
+        self, engine: CData, pd: CData, memory: DeviceMemory, access: AccessFlags, owner: set[TemporaryMR]
+    ) -> None:
+        from ._accelerator import export_dmabuf
+
+        self._c = ffi.new("struct pvl_region *")
+        self._owner = owner
+        self._memory: DeviceMemory | None = memory
+        self.addr, self.length = memory.addr, memory.nbytes
+        fd, offset = export_dmabuf(memory)
+        try:
+            owner.add(self)
+            rc = lib.pvl_register_dmabuf(engine, self._c, pd, offset, self.length, self.addr, fd, access)
+        finally:
+            os.close(fd)
+        if rc:
+            self.close()
+            raise (
+                ClosedError("this connection was closed")
+                if rc == lib.PVL_STOPPED
+                else os_error("ibv_reg_dmabuf_mr", rc)
+            )
+
+    def close(self) -> None:
+        """Deregister it and let the memory go; safe to call again, and from any thread."""
+        check_rc("ibv_dereg_mr", lib.pvl_deregister(self._c))
+        self._memory = None
+        self._owner.discard(self)
+
+
 Region: TypeAlias = MR | TemporaryMR
 
 #: A caller's data, looked at: a view of a buffer, or a range of registered memory.
-Source: TypeAlias = memoryview | MRSlice
+Source: TypeAlias = "memoryview | MRSlice | DeviceMemory"
 
 
 @dataclass(slots=True)
@@ -115,6 +152,7 @@ class Request:
         if isinstance(source, MRSlice):
             memory = source.length, remote_addr, rkey, imm
             return cls(opcode, *memory, addr=source.addr, lkey=source.lkey), source.mr
+        assert isinstance(source, memoryview)  # an accelerator's memory is registered first
         return cls(opcode, len(source), remote_addr, rkey, imm, source=source), None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ._args import Deadline
-from ._buffer import Memory, as_bytes_view
+from ._buffer import Memory, as_bytes_view, look_at
 from ._engine import Engine
 from ._link import CELL, Link
 from ._operation import Request, Source, TemporaryMR
@@ -15,6 +15,9 @@ from .errors import StaleBufferError, StateError, UnsupportedError
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
+
+if TYPE_CHECKING:
+    from ._accelerator import DeviceMemory
 
 __all__ = ["Mover", "as_target"]
 
@@ -47,7 +50,10 @@ class Mover:
         if isinstance(data, MRSlice) and data.mr.pd is self._pd and data.mr._owned.cdata is not None:
             return data  # as below
         if not isinstance(data, (MR, MRSlice)):
-            return as_bytes_view(data, what="data")
+            try:
+                return as_bytes_view(data, what="data")
+            except UnsupportedError:
+                return look_at(data, "data")  # in the memory of an accelerator
         part = MRSlice(data, 0, data.length) if isinstance(data, MR) else data
         if part.mr.closed:
             part.mr._raise_closed()
@@ -80,6 +86,10 @@ class Mover:
         target = self._source(into)
         if isinstance(target, memoryview):
             return as_target(into)
+        if not isinstance(target, MRSlice):
+            if target.readonly:
+                raise BufferError(f"into is read-only {target.kind} memory and cannot be a target")
+            return target
         if not target.mr.access._value_ & _LOCAL_WRITE:
             raise BufferError(f"{target.mr!r} was registered without LOCAL_WRITE, so nothing can be read into it")
         return target
@@ -109,7 +119,11 @@ class Mover:
     ) -> None:
         """Send or write: from registered memory as it is, small data through a cell, the rest registered meanwhile."""
         number = 0 if imm is None else immediate(imm, "imm")
-        if _length(source) <= (self._max_piece if isinstance(source, MRSlice) else CELL):
+        if isinstance(source, MRSlice):
+            short = source.length <= self._max_piece
+        else:
+            short = len(source) <= CELL and isinstance(source, memoryview)
+        if short:
             self._engine.move(operation, opcode, source, remote_addr, rkey, number, timeout)
             return
         deadline = Deadline(timeout)
@@ -146,7 +160,7 @@ class Mover:
         self,
         operation: str,
         opcode: int,
-        memory: memoryview,
+        memory: memoryview | DeviceMemory,
         access: AccessFlags,
         deadline: Deadline,
         *remote: int,

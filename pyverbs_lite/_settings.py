@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from . import gid
 from ._args import Deadline, check_int
 from ._auth import key_bytes
-from ._buffer import Memory, as_bytes_view
+from ._buffer import Memory, look_at
 from ._options import Options, Tuning
 from .device import Context, devices
 from .enums import PortState, TransportType
@@ -233,7 +233,7 @@ def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:
         raise TypeError(f"buffers must map names to buffers, not {buffers!r}")
     for name, buffer in buffers.items():
         check_name(name)
-        if not as_bytes_view(buffer, what=f"buffer {name!r}").nbytes:
+        if not look_at(buffer, f"buffer {name!r}").nbytes:
             raise ValueError(f"buffer {name!r} is empty: it has no memory to register")
     return dict(buffers)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from ipaddress import IPv6Address
 
 from ._args import Deadline
-from ._buffer import Memory, as_bytes_view
+from ._buffer import Memory, look_at
 from ._control import Control, Peer
 from ._link import Link, Named, check_transport
 from ._options import Options
@@ -116,7 +116,7 @@ class Shared:
         check_name(name)
         if access is None:
             access = AccessFlags.REMOTE_READ
-            if not as_bytes_view(buffer, what=f"buffer {name!r}").readonly:
+            if not look_at(buffer, f"buffer {name!r}").readonly:
                 access = AccessFlags.LOCAL_WRITE | self.remote_access
         elif not AccessFlags(access) & _REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peers: allow remote access")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ._access import pin
-from ._buffer import Memory, Pinned
+from ._access import WRITERS, check_access, pin
+from ._buffer import Memory, Pinned, look_at
 from ._check import check_ptr, check_rc
 from ._rereg import Reregistration
 from ._resource import Resource
 from .enums import AccessFlags
-from .errors import BusyError, StateError, VerbsOSError
+from .errors import BusyError, StateError, UnsupportedError, VerbsOSError
 from .ffi import CData, ffi, lib
 from .pd import PD
 from .remote import slice_range
+
+if TYPE_CHECKING:
+    from ._accelerator import DeviceMemory
 
 __all__ = ["MR", "MRSlice"]
 
@@ -84,15 +88,43 @@ class MR(Reregistration):
     huge_pages = False
 
     def __init__(self, pd: PD, buffer: Memory, access: AccessFlags | None = None) -> None:
-        pinned, access = pin(buffer, access)
+        pinned: Pinned | None
+        try:
+            pinned, allowed = pin(buffer, access)
+        except UnsupportedError:
+            pinned = None
+        if pinned is None:
+            self._register_device(pd, buffer, access)
+            return
         try:
             address = ffi.cast("void *", pinned.addr)
-            handle = check_ptr("ibv_reg_mr", lib.ibv_reg_mr(pd._handle, address, pinned.nbytes, access))
+            handle = check_ptr("ibv_reg_mr", lib.ibv_reg_mr(pd._handle, address, pinned.nbytes, allowed))
         except BaseException:
             pinned.release()
             raise
-        addr = 0 if access & AccessFlags.ZERO_BASED else pinned.addr
-        self._adopt(pd, handle, addr, pinned.nbytes, access, pinned=pinned)
+        addr = 0 if allowed & AccessFlags.ZERO_BASED else pinned.addr
+        self._adopt(pd, handle, addr, pinned.nbytes, allowed, pinned=pinned)
+
+    def _register_device(self, pd: PD, buffer: Memory, access: AccessFlags | None) -> None:
+        """Register what is in the memory of an accelerator: it has no view, and the accelerator's addresses."""
+        memory = look_at(buffer, "a buffer to register")
+        if isinstance(memory, memoryview):
+            raise ValueError("an empty buffer cannot be registered: it has no memory")
+        from ._accelerator import export_dmabuf
+
+        if access is None:
+            access = AccessFlags(0) if memory.readonly else AccessFlags.LOCAL_WRITE
+        allowed = check_access(access)
+        if allowed & WRITERS and memory.readonly:
+            raise BufferError(f"{memory.kind} memory to register is read-only, and {allowed!r} allows to write")
+        fd, offset = export_dmabuf(memory)
+        try:
+            raw = lib.ibv_reg_dmabuf_mr(pd._handle, offset, memory.nbytes, memory.addr, fd, allowed)
+            handle = check_ptr("ibv_reg_dmabuf_mr", raw)
+        finally:
+            os.close(fd)
+        self._adopt(pd, handle, memory.addr, memory.nbytes, allowed)
+        self._destroy.pinned.append(memory)
 
     def _adopt(
         self,
@@ -172,7 +204,7 @@ class _Deregister:
 
     def __init__(self, mr: MR, call: Callable[[CData], None]) -> None:
         self.call = call
-        self.pinned = [mr._pinned] if mr._pinned is not None else []
+        self.pinned: list[Pinned | DeviceMemory] = [mr._pinned] if mr._pinned is not None else []
         self.length = mr.length
         self.holders = mr._holders
         self.c = mr._c

@@ -21,6 +21,8 @@ LAYERS = {
     "_args": 1,
     "_buddy": 1,
     "_buffer": 1,
+    "_accelerator": 1,
+    "_dlpack": 1,
     "_keeper": 1,
     "_pages": 1,
     "_check": 1,

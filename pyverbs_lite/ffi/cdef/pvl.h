@@ -216,6 +216,8 @@ struct pvl_region {
 int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
                  uint64_t length, int access);
 int pvl_deregister(struct pvl_region *region);
+int pvl_register_dmabuf(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t offset,
+                        uint64_t length, uint64_t iova, int fd, int access);
 int pvl_register_alone(struct pvl_region *region, struct ibv_pd *pd, uint64_t addr, uint64_t length, int access);
 int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct ibv_mw *mw, uint32_t rkey, struct ibv_mr *mr,
                     uint64_t addr, uint64_t length, int access);

@@ -63,3 +63,40 @@ static int pvl_register_alone(struct pvl_region *region, struct ibv_pd *pd, uint
     region->mr = mr;
     return 0;
 }
+
+/*
+ * Register a range of a dma-buf for an operation of an engine, as pvl_register() does memory.
+ *
+ * Returns 0, PVL_STOPPED, or a positive errno.
+ */
+static int pvl_register_dmabuf(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t offset,
+                               uint64_t length, uint64_t iova, int fd, int access)
+{
+#if PVL_HAS_DMABUF_MR > 0
+    struct ibv_mr *mr;
+    int rc = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped) {
+        pthread_mutex_unlock(&engine->lock);
+        return PVL_STOPPED;
+    }
+    engine->registering++;
+    pthread_mutex_unlock(&engine->lock);
+    mr = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
+    if (mr) {
+        region->lkey = mr->lkey;
+        region->mr = mr;
+    } else {
+        rc = errno ? errno : EIO;
+    }
+    pthread_mutex_lock(&engine->lock);
+    engine->registering--;
+    pthread_cond_broadcast(&engine->news);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+#else
+    (void)engine, (void)region, (void)pd, (void)offset, (void)length, (void)iova, (void)fd, (void)access;
+    return EOPNOTSUPP;
+#endif
+}
