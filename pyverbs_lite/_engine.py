@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ._args import Deadline
 from ._check import check_ptr, check_rc, os_error
 from ._control import Peer
+from ._hub import Hub
 from ._inbox import Inbox
 from ._operation import CachedRegion, DeviceRegion, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._receives import Receives
@@ -44,6 +45,8 @@ CREDIT_RECEIVES = LEAST_CREDITS
 
 _SPIN_NS = int(SPIN * 1e9)
 _SLICE_NS = int(SLICE * 1e9)
+#: One wait of a thread that is woken for everything, in seconds.
+_LONG = 3600.0
 #: How long the requests of a QP in ERR may take to be flushed, before whoever waits for them is let go.
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
@@ -61,6 +64,7 @@ class Engine(Resource):
         staging: a region with one cell of equal size for each send slot.
         receives: where messages arrive, and so many at a time.
         peer: the other side; its control connection is read whenever it has something to say.
+        hub: who reads the events of the CQ's channel, where others use that too.
 
     Attributes:
         inbox: the messages that have arrived.
@@ -71,7 +75,9 @@ class Engine(Resource):
     ending: VerbsError | None = None
     _flush_time = _FLUSH_TIME
 
-    def __init__(self, qp: QP, *, staging: MR, send_slots: int, receives: Receives, peer: Peer) -> None:
+    def __init__(
+        self, qp: QP, *, staging: MR, send_slots: int, receives: Receives, peer: Peer, hub: Hub | None = None
+    ) -> None:
         raw = qp._handle
         # Operations that ``move`` uses over and over. All of them are kept, for C may know one that Python lost on the
         # way: to an interrupt.
@@ -79,6 +85,9 @@ class Engine(Resource):
         self._pool: set[Operation] = set()
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, receives.c, receives.slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
+        self.hub = hub
+        if hub is not None:
+            check_rc("realloc", lib.pvl_hub_join(hub.c, self._c))
         self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
         self._c.spin_ns = _SPIN_NS
         self._c.cell_size = staging.length // send_slots
@@ -393,9 +402,13 @@ class Engine(Resource):
 
     # ------------------------------------------------------------ waiting
 
-    @staticmethod
-    def _slice(deadline: Deadline) -> int:
-        """Return how long one wait in C may last, in ns."""
+    def _slice(self, deadline: Deadline) -> int:
+        """Return how long one wait in C may last, in ns.
+
+        Signals are handled in the main thread only, and a hub wakes the others whatever happens.
+        """
+        if self.hub is not None and threading.current_thread() is not threading.main_thread():
+            return int(deadline.at_most(_LONG) * 1e9)
         return _SLICE_NS if deadline.seconds is None else int(deadline.at_most(SLICE) * 1e9)
 
     def _progress(self, until: int, op: Operation | None, few: int, deadline: Deadline) -> bool:
@@ -469,6 +482,8 @@ class Engine(Resource):
                 self._c.over = 1
                 if not self.stop_qp():
                     self._flush_limit = Deadline(0)
+                if self.hub is not None:
+                    lib.pvl_nudge(self._c)
 
     def stop_qp(self) -> bool:
         """Move the QP to ERR, which flushes every request.

@@ -18,12 +18,13 @@ from ._buffer import Memory, look_at
 from ._control import Peer
 from ._control_base import ControlBase
 from ._engine import CREDIT_RECEIVES, HEADER, Engine, untold
+from ._hub import Hub
 from ._options import Options
 from ._receives import Receives
 from ._settings import Settings, check_name, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
 from .comp_channel import CompChannel
-from .device import Context, PortAttr, open_device
+from .device import Context, DeviceAttr, PortAttr, open_device
 from .endpoint import Endpoint, Negotiated, negotiate, random_bits
 from .enums import MTU, AccessFlags, AtomicCap, LinkLayer, PortState, QPType, TransportType
 from .errors import (
@@ -42,7 +43,7 @@ from .qp import QP, QPInitAttr
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
-__all__ = ["CELL", "Link", "Named", "NamedMR", "check_transport", "dropped"]
+__all__ = ["CELL", "Link", "Named", "NamedMR", "check_transport", "dropped", "fitting"]
 
 #: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
 _ALIGNED = 64
@@ -108,6 +109,8 @@ class Link:
     iwarp = False
     _engine: type[Engine] = Engine
     engine: Engine
+    #: Who reads the completion channel, where that is not this link's alone.
+    _hub: Hub | None = None
 
     def __init__(self, settings: Settings, control: ControlBase, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self.peer = peer
@@ -129,7 +132,8 @@ class Link:
             ring = self._alloc(stack, what, slots, stride, AccessFlags.LOCAL_WRITE)
             cells = self.options.send_depth
             staging = self._alloc(stack, "send_depth cells", cells, CELL + HEADER, self.read_access)
-            self.qp = self._create_qp(QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC))
+            init = QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC)
+            self.qp = stack.enter_context(self._create_qp(init))
             self.states = [self.qp.state]
             self.engine = self._engine(
                 self.qp,
@@ -137,6 +141,7 @@ class Link:
                 send_slots=self.options.send_depth,
                 receives=Receives(ring, self._slot_size, slots, self.qp),
                 peer=peer,
+                hub=self._hub,
             )
             self.cache = self._cache(stack)
             if self.cache is not None:
@@ -151,10 +156,7 @@ class Link:
 
     def _fit(self, options: Options) -> Options:
         """Cut the options to what the device allows."""
-        fitted, limits = options.within(self.context.query_device()), self.context.query_device()
-        extra = self._credit_receives + self._control_receives
-        most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - extra) * 2 // 3)
-        return replace(fitted, recv_depth=min(fitted.recv_depth, most))
+        return fitting(options, self.context.query_device(), self._credit_receives + self._control_receives)
 
     def _cache(self, stack: ExitStack) -> RegistrationCache | None:
         if not self.options.registration_cache:
@@ -310,10 +312,13 @@ class Link:
 
     def introduce(self, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
         """Queue this side's record, its domain, and which buffers the peer has from the start."""
-        self.peer.control.channel.hello(self.endpoint)
-        self.peer.control.channel.domain(self.pd.domain)
+        self._greet()
         for name, buffer in buffers.items():
             self.register(buffer, None, name, deadline)
+
+    def _greet(self) -> None:
+        self.peer.control.channel.hello(self.endpoint)
+        self.peer.control.channel.domain(self.pd.domain)
 
     def agree(self, remote: Endpoint) -> None:
         """Work out what both sides can do, and begin to count receives.
@@ -444,6 +449,13 @@ class Link:
             thing.close()
         self._stack.close()
         self._kept = []
+
+
+def fitting(options: Options, limits: DeviceAttr, extra: int) -> Options:
+    """Cut the options to what a device allows, with so many receives beside those for messages."""
+    fitted = options.within(limits)
+    most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - extra) * 2 // 3)
+    return replace(fitted, recv_depth=min(fitted.recv_depth, most))
 
 
 def check_transport(context: Context) -> None:

@@ -10,13 +10,14 @@ from ipaddress import IPv6Address
 from ._args import Deadline
 from ._buffer import Memory, look_at
 from ._control import Control, Peer
-from ._link import Link, Named, check_transport
+from ._hub import Hub
+from ._link import Link, Named, check_transport, fitting
 from ._options import Options
 from ._settings import Settings, check_name, owner_of, port_of
 from .comp_channel import CompChannel
 from .device import Context, open_device
 from .enums import AccessFlags, AtomicCap
-from .errors import ClosedError, HandshakeError, StateError
+from .errors import ClosedError, HandshakeError, StateError, VerbsError
 from .mr import MR
 from .pd import PD
 from .regcache import RegistrationCache
@@ -75,10 +76,12 @@ class Shared:
             self.context = self._open(stack, local_address)
             check_transport(self.context)
             self.limits = self.context.query_device()
-            self.options = settings.options.within(self.limits)
+            self.options = fitting(settings.options, self.limits, ServerLink._credit_receives)
             if settings.port_num is not None:
                 self.context.check_port(settings.port_num)
             self.pd = stack.enter_context(self.context.alloc_pd())
+            self.channel = stack.enter_context(self.context.create_comp_channel())
+            self.hub = stack.enter_context(Hub(self.channel, self._all_failed))
             self.cache: RegistrationCache | None = None
             if self.options.registration_cache:
                 cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
@@ -167,14 +170,19 @@ class Shared:
         with self.naming:
             if self._closed:
                 raise ClosedError("this server has stopped")
-            channel = link.peer.control.channel
-            channel.hello(link.endpoint)
-            channel.domain(self.pd.domain)
+            link._greet()
             for name, region in self.named.items():
-                channel.buffer(RemoteBuffer.of(region, name=name, access=region.access))
+                link.control.channel.buffer(RemoteBuffer.of(region, name=name, access=region.access))
             self.links.add(link)
 
     # ------------------------------------------------------------ the end
+
+    def _all_failed(self, error: VerbsError) -> None:
+        """End every connection: nobody would be told of a completion any more."""
+        with self.naming:
+            links = tuple(self.links)
+        for link in links:
+            link.engine.fail(error)
 
     def leave(self, link: ServerLink) -> None:
         """Tell a link's peer of nothing more."""
@@ -194,7 +202,7 @@ class ServerLink(Link):
     """The verbs objects of one connection of a server: what is shared comes from there, and stays there."""
 
     def __init__(self, shared: Shared, control: Control, peer: Peer, remote_gid: IPv6Address | None) -> None:
-        self._shared, self.control = shared, control
+        self._shared, self.control, self._hub = shared, control, shared.hub
         super().__init__(shared.settings, control, peer, remote_gid)
 
     def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
@@ -204,7 +212,7 @@ class ServerLink(Link):
         return self._shared.options
 
     def _domain(self, stack: ExitStack) -> tuple[PD, CompChannel]:
-        return self._shared.pd, stack.enter_context(self.context.create_comp_channel())
+        return self._shared.pd, self._shared.channel
 
     def _cache(self, stack: ExitStack) -> RegistrationCache | None:
         return self._shared.cache

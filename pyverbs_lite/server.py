@@ -94,6 +94,7 @@ class Server(ServerBase[Connection]):
             self._check_running("start")
             if not self._started:
                 self._started = True
+                self._shared.hub.start()
                 self._gate.start()
 
     def serve_forever(self) -> None:

@@ -125,6 +125,7 @@ LAYERS = {
     "grant": 4,
     "listener": 4,
     "_gate": 4,
+    "_hub": 4,
     "_server_base": 4,
     "_shared": 4,
     "server": 4,

@@ -137,6 +137,7 @@ struct pvl_stats {
 };
 struct pvl_engine {
     struct pvl_framing framing;
+    uint64_t key;
     int polling;
     int over;
     uint32_t heard;
@@ -223,3 +224,18 @@ int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct ibv_mw 
                     uint64_t addr, uint64_t length, int access);
 
 int pvl_wr_post(struct ibv_qp_ex *qp, const struct ibv_send_wr *wr);
+
+struct pvl_hub {
+    int epoll_fd;
+    int call_fd;
+    ...;
+};
+struct pvl_hub *pvl_hub_new(struct ibv_comp_channel *channel);
+void pvl_hub_free(struct pvl_hub *hub);
+int pvl_hub_join(struct pvl_hub *hub, struct pvl_engine *engine);
+int pvl_hub_turn(struct pvl_hub *hub, int timeout_ms);
+int pvl_hub_run(struct pvl_hub *hub);
+void pvl_hub_stop(struct pvl_hub *hub);
+uint64_t pvl_hub_next(struct pvl_hub *hub, int *what);
+void pvl_hub_listen(struct pvl_engine *engine);
+void pvl_nudge(struct pvl_engine *engine);

@@ -127,6 +127,15 @@ struct pvl_engine {
     struct ibv_cq *cq;
     struct ibv_comp_channel *channel;
     int peer_fd;
+    struct pvl_hub *hub; /* who reads the channel's events where several engines share it; or NULL. See hub.c */
+    pthread_cond_t bell; /* the hub, or somebody else, has something for the thread that polls */
+    int rung;            /* PVL_WOKE_*: what for */
+    int listens;         /* the hub will ring when the peer says something */
+    int poked;           /* since the hub has looked */
+    int collected;       /* it is among those of hub->rung */
+    struct pvl_engine *next_rung;
+    uint32_t seat;
+    uint64_t key;
     int poke_fd; /* an eventfd of an event loop's, or -1: see look.c */
     int64_t spin_ns; /* how long a wait may spin before it sleeps */
 
@@ -171,6 +180,9 @@ static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arri
 static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len);
 static void pvl_tell(struct pvl_engine *engine);
 static void pvl_poke(struct pvl_engine *engine);
+static void pvl_ring(struct pvl_engine *engine, int what);
+static void pvl_hub_leave(struct pvl_engine *engine);
+static int pvl_hub_wait(struct pvl_engine *engine, int64_t timeout_ns, int *got, int *woke);
 static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
                       int staged, uint32_t imm, uint32_t length);
 
@@ -216,6 +228,7 @@ static uint32_t pvl_memory_close(struct pvl_memory *memory, int closing)
 static void pvl_engine_free(struct pvl_engine *engine)
 {
     pthread_cond_destroy(&engine->news);
+    pthread_cond_destroy(&engine->bell);
     pthread_mutex_destroy(&engine->lock);
     free(engine->slots);
     free(engine->free);
@@ -236,6 +249,7 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&engine->news, &monotonic);
+    pthread_cond_init(&engine->bell, &monotonic);
     pthread_condattr_destroy(&monotonic);
     engine->slots = calloc(send_slots, sizeof(*engine->slots));
     engine->free = calloc(send_slots, sizeof(*engine->free));
@@ -438,7 +452,7 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
 {
     int64_t deadline = 0; /* read from the clock only where the first look did not do: that may be a system call */
     uint64_t control;
-    int rc = 0;
+    int rc = 0, over = engine->over;
 
     while (!pvl_ready(engine, until, op, few)) {
         int64_t left = timeout_ns;
@@ -452,14 +466,17 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
                 deadline = pvl_now_ns() + timeout_ns;
             if (pvl_sleep_for_news(engine, deadline))
                 return pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_TIMEOUT;
+            if (engine->over != over)
+                return pvl_ready(engine, until, op, few) ? 0 : PVL_WOKE_SIGNAL;
             continue;
         }
         if (deadline && (left = deadline - pvl_now_ns()) < 0)
             left = 0;
         engine->polling = 1;
         pthread_mutex_unlock(&engine->lock);
-        rc = pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH, engine->spin_ns, left, &got,
-                      &woke);
+        rc = engine->hub ? pvl_hub_wait(engine, left, &got, &woke)
+                         : pvl_wait(engine->cq, engine->channel, engine->peer_fd, engine->wc, PVL_BATCH,
+                                    engine->spin_ns, left, &got, &woke);
         pthread_mutex_lock(&engine->lock);
         engine->polling = 0;
         engine->stats.polls++;
@@ -729,6 +746,7 @@ static void pvl_heard(struct pvl_engine *engine)
     pthread_mutex_lock(&engine->lock);
     engine->heard++;
     pvl_poke(engine);
+    pvl_ring(engine, PVL_WOKE_SIGNAL);
     pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
 }
@@ -771,8 +789,11 @@ static void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op)
  */
 static void pvl_stop(struct pvl_engine *engine)
 {
+    if (engine->hub)
+        pvl_hub_leave(engine);
     pthread_mutex_lock(&engine->lock);
     __atomic_store_n(&engine->stopped, 1, __ATOMIC_RELEASE);
+    pvl_ring(engine, PVL_WOKE_SIGNAL);
     engine->sleepers++;
     while (engine->polling || engine->registering)
         pthread_cond_wait(&engine->news, &engine->lock);

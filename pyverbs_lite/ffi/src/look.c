@@ -12,8 +12,10 @@
 /* Tell the event loop that a thread has entered completions, and maybe taken the events for them. Under the lock. */
 static void pvl_poke(struct pvl_engine *engine)
 {
-    if (engine->poke_fd >= 0)
-        eventfd_write(engine->poke_fd, 1); /* it fails only where very many pokes have not been read */
+    if (engine->poke_fd < 0)
+        return;
+    __atomic_store_n(&engine->poked, 1, __ATOMIC_RELEASE); /* for a hub, whose eventfd is everybody's */
+    eventfd_write(engine->poke_fd, 1); /* it fails only where very many pokes have not been read */
 }
 
 /* Poke an eventfd from now on, or none (-1): when this returns, nobody writes to the one before. */
@@ -42,7 +44,7 @@ static int pvl_look(struct pvl_engine *engine)
     engine->stats.polls++;
     engine->polling = 1; /* the wc array is this thread's, and pvl_stop() waits */
     pthread_mutex_unlock(&engine->lock);
-    n = pvl_drain_events(engine->channel);
+    n = engine->hub ? 0 : pvl_drain_events(engine->channel); /* the hub has taken them */
     if (n < 0)
         rc = n;
     for (int round = 0; rc == 0; round++) {

@@ -17,6 +17,7 @@
 #define PVL_WOKE_PEER 1    /* peer_fd is readable or was hung up */
 #define PVL_WOKE_SIGNAL 2  /* a signal interrupted the sleep: let the interpreter run its handlers */
 #define PVL_WOKE_TIMEOUT 4 /* timeout_ns passed */
+#define PVL_WOKE_EVENT 16 /* hub.c: the CQ has got something */
 #define PVL_WOKE_CONTROL 8 /* pvl_progress(): control bytes arrived, or something that is no message */
 
 /* Without a channel there is nothing to sleep on: look again this often. */

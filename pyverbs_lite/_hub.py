@@ -1,0 +1,66 @@
+"""One completion channel for many connections: who reads it, and tells theirs (``ffi/src/hub.c``)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ._check import check_ptr, os_error
+from ._resource import Resource
+from .comp_channel import CompChannel
+from .errors import VerbsError
+from .ffi import CData, ffi, lib
+
+__all__ = ["Hub"]
+
+
+class Hub(Resource):
+    """Reads the events of a channel, which engines share, and those of their control connections.
+
+    Either in a thread, which ``start`` starts, and which sleeps until there is something; or in an event loop, which
+    watches ``fileno()`` and calls ``turn``.
+
+    Args:
+        failed: in the thread, called with the error that ends it: nobody is told of anything any more.
+    """
+
+    # Before the channel's other children: the thread is gone before the CQs are.
+    _closes_early = True
+
+    def __init__(self, channel: CompChannel, failed: Callable[[VerbsError], None]) -> None:
+        self.c: CData = check_ptr("epoll_create1", lib.pvl_hub_new(channel._handle))
+        self._failed = failed
+        self._thread: threading.Thread | None = None
+        self._own(self.c, _stop_and_free, channel, label="Hub")
+
+    def start(self) -> None:
+        """Turn in a thread from now on."""
+        self._thread = threading.Thread(target=self._run, args=(self._handle,), name="pyverbs_lite hub", daemon=True)
+        self._thread.start()
+
+    def _run(self, hub: CData) -> None:
+        if rc := lib.pvl_hub_run(hub):
+            self._failed(os_error("ibv_get_cq_event", -rc))
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when ``turn`` has something to do."""
+        return int(self._handle.epoll_fd)
+
+    def turn(self) -> list[tuple[int, int]]:
+        """Return which engines there is something for, by their ``key``, and ``PVL_WOKE_*``; without waiting."""
+        if rc := lib.pvl_hub_turn(self._handle, 0):
+            raise os_error("ibv_get_cq_event", -rc)
+        found, what = [], ffi.new("int *")
+        while key := lib.pvl_hub_next(self._handle, what):
+            found.append((int(key), int(what[0])))
+        return found
+
+    def _before_destroy(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            lib.pvl_hub_stop(self._handle)
+            thread.join()
+
+
+def _stop_and_free(hub: CData) -> None:
+    lib.pvl_hub_free(hub)
