@@ -27,6 +27,13 @@ class Watch(WatchBase):
         self._looking = False
         self._alarm: asyncio.TimerHandle | None = None
         self._finalizer = weakref.finalize(self, _release, self.loop, engine, self._fds)
+        self._poke_fd = self._channel_fd = self._peer_fd = -1
+        if engine.hub is not None:
+            engine.hub.watches[engine.key] = self
+            lib.pvl_poke_at(engine._c, engine.hub.c.call_fd)
+            lib.pvl_hub_listen(engine._c)
+            self._look_soon()
+            return
         try:
             self._open(peer_fd)
             for fd, method in (
@@ -45,7 +52,7 @@ class Watch(WatchBase):
 
     def _remove_readers(self, *fds: int) -> None:
         for fd in fds:
-            if not self.loop.is_closed():
+            if fd >= 0 and not self.loop.is_closed():
                 self.loop.remove_reader(fd)
 
     # ------------------------------------------------------------ looking
@@ -65,6 +72,13 @@ class Watch(WatchBase):
         if not self.closed:
             self.engine.read_peer()
             self._look()
+
+    def rung(self, what: int) -> None:
+        """Look at what a hub has rung for."""
+        if what & lib.PVL_WOKE_PEER and not (self.closed or self._stopped):
+            self.engine.read_peer()
+            lib.pvl_hub_listen(self.engine._c)  # if that is not over now
+        self._look()
 
     def _look(self) -> None:
         self._looking = False

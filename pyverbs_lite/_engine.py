@@ -466,6 +466,11 @@ class Engine(Resource):
         self._progress(lib.PVL_UNTIL_NEWS, None, heard, deadline)
 
     @property
+    def key(self) -> int:
+        """What its hub calls it."""
+        return int(self._c.key)
+
+    @property
     def heard(self) -> int:
         """How often the peer's news were taken."""
         return int(self._c.heard)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 from ._check import check_ptr, os_error
 from ._resource import Resource
@@ -21,7 +22,10 @@ class Hub(Resource):
     watches ``fileno()`` and calls ``turn``.
 
     Args:
-        failed: in the thread, called with the error that ends it: nobody is told of anything any more.
+        failed: called with the error that it failed of: nobody is told of anything any more.
+
+    Attributes:
+        watches: of an event loop's: engine key -> who looks after the engine there.
     """
 
     # Before the channel's other children: the thread is gone before the CQs are.
@@ -29,7 +33,8 @@ class Hub(Resource):
 
     def __init__(self, channel: CompChannel, failed: Callable[[VerbsError], None]) -> None:
         self.c: CData = check_ptr("epoll_create1", lib.pvl_hub_new(channel._handle))
-        self._failed = failed
+        self.fail = failed
+        self.watches: MutableMapping[int, Any] = {}
         self._thread: threading.Thread | None = None
         self._own(self.c, _stop_and_free, channel, label="Hub")
 
@@ -40,7 +45,7 @@ class Hub(Resource):
 
     def _run(self, hub: CData) -> None:
         if rc := lib.pvl_hub_run(hub):
-            self._failed(os_error("ibv_get_cq_event", -rc))
+            self.fail(os_error("ibv_get_cq_event", -rc))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when ``turn`` has something to do."""

@@ -21,11 +21,15 @@ from .enums import AccessFlags
 from .errors import ClosedError, PeerClosedError, VerbsError
 from .mr import MR
 
-__all__ = ["ServerBase", "ServerStats"]
+__all__ = ["CLOSERS", "NOTICE", "ServerBase", "ServerStats", "close_quietly"]
 
 _C = TypeVar("_C")
 #: The most that may be asked for: each needs a descriptor at least.
 _MOST = 1 << 20
+#: How long handlers whose connections were closed may take to notice, in seconds.
+NOTICE = 5.0
+#: How many connections are closed at a time: a peer that does not read takes its second.
+CLOSERS = 32
 _INFO, _ERROR = 20, 40  # of the logging module
 
 

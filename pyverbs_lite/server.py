@@ -14,18 +14,13 @@ from ._args import Deadline
 from ._buffer import Memory
 from ._gate import Guest
 from ._link import Link
-from ._server_base import ServerBase, ServerStats, close_quietly
+from ._server_base import CLOSERS, NOTICE, ServerBase, ServerStats, close_quietly
 from ._settings import ConnectOptions, spelled
 from .connection import Connection
 from .enums import AccessFlags
 from .mr import MR
 
 __all__ = ["Server", "ServerStats"]
-
-#: How long handlers whose connections were closed may take to notice, in seconds.
-_NOTICE = 5.0
-#: How many connections are closed at a time: a peer that does not read takes its second.
-_CLOSERS = 32
 
 
 class Server(ServerBase[Connection]):
@@ -187,9 +182,9 @@ class Server(ServerBase[Connection]):
                     self._changed.wait(deadline.at_most(threading.TIMEOUT_MAX))
             left = self.connections
             if left:
-                with ThreadPoolExecutor(min(_CLOSERS, len(left)), thread_name_prefix="pyverbs_lite stop") as closers:
+                with ThreadPoolExecutor(min(CLOSERS, len(left)), thread_name_prefix="pyverbs_lite stop") as closers:
                     tuple(closers.map(lambda conn: close_quietly(conn, 1.0), left))
-            notice = Deadline(_NOTICE)
+            notice = Deadline(NOTICE)
             with self._changed:
                 while self._threads and not notice.expired:
                     self._changed.wait(notice.left)

@@ -131,6 +131,8 @@ LAYERS = {
     "server": 4,
     "_aio_connection": 5,
     "_aio_listener": 5,
+    "_aio_hub": 5,
+    "_aio_server": 5,
     "_aio_remote": 5,
     "_aio_turns": 5,
     "_anyio_watch": 5,

@@ -1,0 +1,238 @@
+"""A server whose handlers are coroutines of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from typing_extensions import Self, Unpack
+
+from . import connection
+from ._aio_connection import Connection
+from ._aio_hub import HubReader
+from ._aio_thread import in_thread
+from ._args import Deadline
+from ._buffer import Memory
+from ._gate import Guest
+from ._link import Link
+from ._server_base import CLOSERS, NOTICE, ServerBase, ServerStats, close_quietly
+from ._settings import ConnectOptions, spelled
+from .enums import AccessFlags
+from .errors import ClosedError
+from .mr import MR
+
+__all__ = ["Server"]
+
+
+class _Inner(ServerBase[Connection]):
+    """The part that is made in a thread, and what the gate's thread calls."""
+
+    def __init__(self, outer: Server, loop: asyncio.AbstractEventLoop, *args: object, **options: object) -> None:
+        self._outer, self._loop = outer, loop
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+
+    def arrived(self, guest: Guest, link: Link) -> None:
+        conn = connection.Connection(link)
+        try:
+            self._loop.call_soon_threadsafe(self._outer._arrived, conn, guest.control.peer)
+        except RuntimeError:  # the loop is closed
+            close_quietly(conn, 0.0)
+            self.vacate()
+
+    def discard(self) -> None:
+        """Let go of everything; nobody has come yet, or everybody has gone."""
+        self._stopping = True
+        self._gate.stop()
+        self._shared.close()
+
+
+class Server:
+    """Listens on a TCP address, and runs ``await handler(conn)`` for each peer, in a task of its own.
+
+    As ``pyverbs_lite.Server``, awaitable; it is bound when it is started, which ``async with`` does. The loop watches
+    one descriptor for all connections. Handshakes run in threads. ::
+
+        async with pvl.aio.Server("0.0.0.0", 18515, handler) as server:
+            await server.serve_forever()
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        handler: Callable[[Connection], Awaitable[object]],
+        *,
+        max_connections: int = 500,
+        max_handshakes: int = 32,
+        backlog: int = 512,
+        **options: Unpack[ConnectOptions],
+    ) -> None:
+        if not callable(handler):
+            raise TypeError(f"handler must be callable with a Connection, not {handler!r}")
+        self._handler = handler
+        self._args = (host, port, max_connections, max_handshakes, backlog, options)
+        self._inner: _Inner | None = None
+        self._reader: HubReader | None = None
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+        self._stopped = asyncio.Event()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        if self._inner is None:
+            return f"<aio.Server for {self._args[0]} port {self._args[1]} (not started)>"
+        return f"<aio.{repr(self._inner).replace('_Inner', 'Server', 1)[1:]}"
+
+    # ------------------------------------------------------------ running
+
+    async def start(self) -> None:
+        """Bind the address and begin to accept; safe to call again.
+
+        Raises:
+            ClosedError: it was stopped.
+            As ``pyverbs_lite.Server`` itself.
+        """
+        async with self._lock:
+            if self._closed:
+                raise ClosedError(f"start: {self!r} cannot be used any more")
+            if self._inner is not None:
+                return
+            loop = asyncio.get_running_loop()
+            inner = await in_thread(lambda: _Inner(self, loop, *self._args), "server", late=_Inner.discard)
+            try:
+                self._reader = HubReader(inner._shared.hub)
+            except BaseException:
+                inner.discard()
+                raise
+            self._inner = inner
+            inner._gate.start()
+
+    async def serve_forever(self) -> None:
+        """Accept until ``stop`` is called, by a handler or another task, and has done its work."""
+        await self.start()
+        await self._stopped.wait()
+
+    def _started(self) -> _Inner:
+        if self._inner is None:
+            raise ClosedError(f"{self!r}: use async with, or await start() first")
+        return self._inner
+
+    @property
+    def host(self) -> str:
+        """The address it is bound to."""
+        return self._started().host
+
+    @property
+    def port(self) -> int:
+        """The TCP port it is bound to."""
+        return self._started().port
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The connections that are open now."""
+        return self._started().connections
+
+    @property
+    def stats(self) -> ServerStats:
+        """What has become of those who came, up to now."""
+        return self._started().stats
+
+    async def register(self, buffer: Memory, *, name: str, access: AccessFlags | None = None) -> MR:
+        """Register a buffer once, and offer it to every peer, in a thread; as ``pyverbs_lite.Server.register``."""
+        inner = self._started()
+        return await in_thread(lambda: inner._register(buffer, name, access), "register", late=MR.close)
+
+    # ------------------------------------------------------------ handlers
+
+    def _arrived(self, conn: connection.Connection, peer: str) -> None:
+        inner = self._started()
+        ours = Connection(conn)
+        inner._enter(ours, peer)
+        task = asyncio.get_running_loop().create_task(self._handle(ours, peer), name=f"pyverbs_lite {peer}")
+        self._tasks[task] = ours
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+
+    async def _handle(self, conn: Connection, peer: str) -> None:
+        inner = self._started()
+        error: Exception | None = None
+        try:
+            await self._handler(conn)
+        except asyncio.CancelledError:
+            if not self._closed and not conn.closed:
+                error = ClosedError("its task was cancelled")
+        except Exception as raised:
+            error = raised
+        finally:
+            inner._ended(peer, error)
+            try:
+                await self._close(conn, 5.0)
+            finally:
+                inner._leave(conn)
+
+    async def _close(self, conn: Connection, timeout: float) -> None:
+        conn._watch.stop()
+        await in_thread(lambda: close_quietly(conn._conn, timeout), "close")
+
+    # ------------------------------------------------------------ the end
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._closed
+
+    async def stop(self, timeout: float | None = 5.0) -> None:
+        """Accept nobody any more, let the handlers end, then close what is left; safe to call again.
+
+        A handler that takes no notice of that is cancelled. In a handler this returns at once, and the rest goes on in
+        another task.
+        """
+        deadline = Deadline(timeout)
+        self._closed = True
+        if self._inner is not None:
+            self._inner._stopping = True
+        task = asyncio.current_task()
+        if task in self._tasks:
+            ending = asyncio.get_running_loop().create_task(self._stop(deadline))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        else:
+            await self._stop(deadline)
+
+    async def _stop(self, deadline: Deadline) -> None:
+        async with self._lock:
+            if (inner := self._inner) is not None and not self._stopped.is_set():
+                await in_thread(inner._gate.stop, "stop")  # after it, whoever has arrived has a task
+                await self._wait(deadline)
+                turns = asyncio.Semaphore(CLOSERS)
+
+                async def close(conn: Connection) -> None:
+                    async with turns:
+                        await self._close(conn, 1.0)
+
+                await asyncio.gather(*(close(conn) for conn in tuple(self._tasks.values())))
+                await self._wait(Deadline(NOTICE))
+                for task in tuple(self._tasks):
+                    task.cancel()
+                await self._wait(Deadline(NOTICE))
+                if self._reader is not None:
+                    self._reader.close()
+                await in_thread(inner._shared.close, "stop")
+            self._stopped.set()
+
+    async def _wait(self, deadline: Deadline) -> None:
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=None if deadline.seconds is None else deadline.left)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(5.0 if kind is None else 0.0)
+
+
+spelled(Server.__init__)
