@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ._stats import ConnectionStats
     from .ah import AH, ah_attr_from_wc
     from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
+    from .backoff import Backoff
     from .connection import Connection, ConnectionInfo, LentMessage, Message, connect
     from .counters import Counters
     from .cq import CQ, CompChannel
@@ -157,6 +158,7 @@ __all__ = [
     "AdviseMRAdvice",
     "AsyncEvent",
     "AtomicCap",
+    "Backoff",
     "CQEvent",
     "CQEx",
     "CQModerationCaps",

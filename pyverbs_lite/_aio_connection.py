@@ -12,6 +12,7 @@ from . import connection
 from ._aio_run import LARGE, Runner, is_large
 from ._args import Deadline
 from ._buffer import Memory
+from ._dial import Attempt, Dial
 from ._lent import LentMessage
 from ._requests import as_target
 from ._starter import Batch as _Batch
@@ -54,6 +55,11 @@ class Connection(Runner):
         except BaseException:
             await cls._in_thread(conn.close, "close")
             raise
+
+    @classmethod
+    async def _dial(cls, dial: Dial, name: str) -> Self:
+        attempt = Attempt()
+        return await cls._make(lambda: connection.Connection._dialled(dial, attempt), name, attempt.abort)
 
     def __repr__(self) -> str:
         return f"<{self._face}.{repr(self._conn)[1:]}"
@@ -240,6 +246,17 @@ class Connection(Runner):
             self._conn.close(timeout=timeout)
         else:
             await self._in_thread(lambda: self._conn.close(timeout=timeout), "close")
+
+    async def reconnect(self, *, timeout: float | None = None) -> Self:
+        """Connect to the same listener anew, as ``pyverbs_lite.Connection.reconnect``; this connection is closed."""
+        dial = self._conn._to_dial_again(timeout)
+        await self.close()
+        return await self._dial(dial, "reconnect")
+
+    @property
+    def local(self) -> dict[str, MR]:
+        """Of this side, the buffers that have a name, as of now: name -> ``MR``."""
+        return self._conn.local
 
     async def __aenter__(self) -> Self:
         return self

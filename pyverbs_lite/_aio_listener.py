@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
@@ -17,9 +16,8 @@ from ._aio_connection import Connection
 from ._args import Deadline
 from ._cm_establish import establish_accepting
 from ._control import Control
+from ._dial import Dial
 from ._establish import establish
-from ._settings import ConnectOptions, Settings
-from ._tcp import connect_tcp
 from .errors import ClosedError, WaitTimeout
 
 __all__ = ["ListenerBase", "dial", "listen_by"]
@@ -90,36 +88,9 @@ _C = TypeVar("_C", bound=Connection)
 _L = TypeVar("_L", bound=ListenerBase)
 
 
-class _Dialling:
-    """A TCP handshake on its way, which may be put an end to from outside."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._control: Control | None = None
-        self._aborted = False
-
-    def dial(self, host: str, port: int, settings: Settings, deadline: Deadline) -> connection.Connection:
-        control = Control.of(connect_tcp(host, port, deadline), settings, host)
-        with self._lock:
-            self._control = control
-            aborted = self._aborted
-        if aborted:
-            control.close()
-        return connection.Connection(establish(control, settings, deadline, accepting=False))
-
-    def abort(self) -> None:
-        with self._lock:
-            self._aborted = True
-        if self._control is not None:
-            self._control.close()
-
-
-async def dial(cls: type[_C], host: str, port: int, options: ConnectOptions) -> _C:
-    """Connect over TCP."""
-    settings, dialling = Settings.of(options), _Dialling()
-    settings.check_connecting(host)
-    making = functools.partial(dialling.dial, host, port, settings, Deadline(settings.timeout))
-    return await cls._make(making, "connect", dialling.abort)
+async def dial(cls: type[_C], judge: Callable[[], Dial]) -> _C:
+    """Connect; ``judge`` says how, or raises for bad arguments."""
+    return await cls._dial(judge(), "connect")
 
 
 async def listen_by(cls: type[_L], made: type[Connection], making: Callable[[], listener.Listener | cm.Listener]) -> _L:

@@ -62,8 +62,7 @@ class _Attempt:
     def greet(self, link: CMLink) -> None:
         """Say which buffers there are, and that this side is ready."""
         self.control.channel.domain(link.pd.domain)
-        for name, buffer in self.settings.buffers.items():
-            link.register(buffer, None, name, self.deadline)
+        link.register_all(self.settings, self.deadline)
         self.control.channel.ready()
         self.control.flush(self.deadline)
 

@@ -96,7 +96,7 @@ def handshake(
         link = make_link(hello.endpoint.gid if isinstance(hello, HelloReceived) else None)
         if control.has(ReadyReceived):  # the order rules of the channel look at one direction only
             raise PeerProtocolError("the peer sent READY before it can know this side's record")
-        link.introduce(settings.buffers, deadline)
+        link.introduce(settings, deadline)
         if hello is None:
             hello = yield HelloReceived
         else:

@@ -28,6 +28,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "QPAttr",
         "QPCap",
     ),
+    "backoff": ("Backoff",),
     "connection": (
         "Connection",
         "ConnectionInfo",

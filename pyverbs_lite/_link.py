@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import threading
 import warnings
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
@@ -80,6 +79,7 @@ class NamedMR(MR):
 
     def __init__(self, link: Link, buffer: Memory, access: AccessFlags) -> None:
         super().__init__(link.pd, buffer, access)
+        self.source = buffer
         self.name: str | None = None
         self._link = link
 
@@ -310,11 +310,20 @@ class Link:
         )
         self.states.append(self.qp.state)
 
-    def introduce(self, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
+    def introduce(self, settings: Settings, deadline: Deadline) -> None:
         """Queue this side's record, its domain, and which buffers the peer has from the start."""
         self._greet()
-        for name, buffer in buffers.items():
-            self.register(buffer, None, name, deadline)
+        self.register_all(settings, deadline)
+
+    def register_all(self, settings: Settings, deadline: Deadline) -> None:
+        """Register the buffers that the peer has from the start."""
+        for name, buffer in settings.buffers.items():
+            self.register(buffer, settings.access.get(name), name, deadline)
+
+    def local_regions(self) -> dict[str, NamedMR]:
+        """Return the registered buffers that the peer knows by a name; grants are none."""
+        with self.naming:
+            return {name: region for name, region in self._named.items() if isinstance(region, NamedMR)}
 
     def _greet(self) -> None:
         self.peer.control.channel.hello(self.endpoint)

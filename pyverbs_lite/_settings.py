@@ -14,8 +14,9 @@ from ._args import Deadline, check_int
 from ._auth import key_bytes
 from ._buffer import Memory, look_at
 from ._options import Options, Tuning
+from .backoff import Backoff
 from .device import Context, devices
-from .enums import PortState, TransportType
+from .enums import AccessFlags, PortState, TransportType
 from .errors import VerbsError
 from .wire import MAX_NAME
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 #: Seconds until a host that says nothing is taken to be gone.
 KEEP_ALIVE = 10.0
 _LONGEST_KEEP_ALIVE = 32767  # TCP's
+#: What of ``Settings`` is no option of its own.
+_NO_OPTIONS = ("options", "access")
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -58,6 +61,7 @@ class ConnectOptions(Tuning, total=False):
     ssl_context: SSLContext | None
     server_hostname: str | None
     keep_alive: float | None
+    reconnect: Backoff | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,8 @@ class Settings:
         ssl_context: how the control channel is protected by TLS.
         server_hostname: what the certificate of who is connected to must be for; by default its ``host``.
         keep_alive: seconds after which a host that says nothing is gone; 0 or None waits for ever.
+        reconnect: how to go on trying, or None to try once.
+        access: name -> what the peer may do, for ``buffers`` that it may not do everything with; no option.
         options: how the connection is tuned.
     """
 
@@ -85,6 +91,8 @@ class Settings:
     ssl_context: SSLContext | None = None
     server_hostname: str | None = None
     keep_alive: float | None = KEEP_ALIVE
+    reconnect: Backoff | None = None
+    access: Mapping[str, AccessFlags] = field(default_factory=dict)
     options: Options = field(default_factory=Options)
 
     @classmethod
@@ -129,6 +137,8 @@ class Settings:
                 "server_hostname says whose certificate is expected, and without ssl_context there is none"
             )
         check_keep_alive(self.keep_alive)
+        if not isinstance(self.reconnect, Backoff | None):
+            raise TypeError(f"reconnect must be a Backoff or None, not {self.reconnect!r}")
         Deadline(self.timeout)  # refuse a bad one here rather than at the first accept()
 
     def tls(self, host: str | None) -> Tls | None:
@@ -164,6 +174,8 @@ class Settings:
         """
         if self.server_hostname is not None:
             raise ValueError("server_hostname is for the side that connects; this one shows its own certificate")
+        if self.reconnect is not None:
+            raise ValueError("reconnect is for the side that connects; this one waits for the peer to come again")
         self.tls(None)
         if isinstance(self.device, str):
             Context(self.device).close()
@@ -171,7 +183,7 @@ class Settings:
 
 def _each_option() -> list[tuple[str, Any]]:
     """List every option as its name and its dataclass field."""
-    own = [(item.name, item) for item in fields(Settings) if item.name != "options"]
+    own = [(item.name, item) for item in fields(Settings) if item.name not in _NO_OPTIONS]
     return own + [(item.name, item) for item in fields(Options)]
 
 

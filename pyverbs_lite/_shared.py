@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from ipaddress import IPv6Address
 
@@ -222,7 +222,7 @@ class ServerLink(Link):
         """What the device lets a peer do at all."""
         return self._shared.remote_access
 
-    def introduce(self, buffers: Mapping[str, Memory], deadline: Deadline) -> None:
+    def introduce(self, settings: Settings, deadline: Deadline) -> None:
         """Queue this side's record, and the server's buffers."""
         self._shared.introduce(self)
 

@@ -19,7 +19,7 @@ from collections import deque
 
 from typing_extensions import Unpack
 
-from . import cm, listener
+from . import cm, connection, listener
 from ._aio_connection import Batch, Connection
 from ._aio_listener import ListenerBase, dial, listen_by
 from ._aio_server import Server
@@ -84,7 +84,7 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Opening[
 
     If it is cancelled, what there is of the connection is closed in the background.
     """
-    return Opening(dial(Connection, host, port, options))
+    return Opening(dial(Connection, lambda: connection.dial(host, port, options)))
 
 
 @spelled
@@ -96,7 +96,7 @@ def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[Connec
 @spelled
 def cm_connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Opening[Connection]:
     """Connect through librdmacm: arguments and errors as ``pyverbs_lite.cm.connect``, otherwise as ``connect``."""
-    return Opening(Connection._make(lambda: cm.connect(host, port, **options), "connect"))
+    return Opening(dial(Connection, lambda: cm.dial(host, port, options)))
 
 
 @spelled

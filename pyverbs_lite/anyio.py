@@ -23,7 +23,7 @@ from typing import ClassVar
 import anyio
 from typing_extensions import Unpack
 
-from . import _aio_connection, cm, listener
+from . import _aio_connection, cm, connection, listener
 from ._aio_connection import Batch
 from ._aio_listener import ListenerBase, dial, listen_by
 from ._aio_thread import Opening
@@ -103,7 +103,7 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Opening[
 
     If it is cancelled, what there is of the connection is closed in the background.
     """
-    return Opening(dial(Connection, host, port, options))
+    return Opening(dial(Connection, lambda: connection.dial(host, port, options)))
 
 
 @spelled
@@ -115,7 +115,7 @@ def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[Connec
 @spelled
 def cm_connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Opening[Connection]:
     """Connect through librdmacm: arguments and errors as ``pyverbs_lite.cm.connect``, otherwise as ``connect``."""
-    return Opening(Connection._make(lambda: cm.connect(host, port, **options), "connect"))
+    return Opening(dial(Connection, lambda: cm.dial(host, port, options)))
 
 
 @spelled

@@ -13,6 +13,8 @@ from typing_extensions import Unpack
 
 from ._args import Deadline, check_int
 from ._cm_establish import establish_connecting
+from ._dial import Attempt, Dial
+from ._link import Link
 from ._settings import ConnectOptions, Settings, spelled
 from ._sockaddr import Address
 from .cm_addrinfo import AddrInfo, getaddrinfo
@@ -73,9 +75,17 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         DeviceNotFoundError, GIDError: what was asked for is not what the address leads to.
         OSError: the name is unknown, or a verb was refused.
     """
-    settings = _settings(options)
-    deadline = Deadline(settings.timeout)
-    return Connection(establish_connecting(_resolve(host, port, settings, deadline), settings, deadline))
+    return Connection._dialled(dial(host, port, options))
+
+
+def dial(host: str, port: int, options: ConnectOptions) -> Dial:
+    """Judge the arguments of ``connect``, and return how to do it."""
+    return Dial(_once, host, port, _settings(options))
+
+
+def _once(dial: Dial, attempt: Attempt, deadline: Deadline) -> Link:
+    settings = dial.settings
+    return establish_connecting(_resolve(dial.host, dial.port, settings, deadline), settings, deadline)
 
 
 @spelled

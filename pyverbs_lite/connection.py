@@ -11,18 +11,16 @@ from typing_extensions import Self, Unpack
 
 from ._args import Deadline
 from ._buffer import Memory
-from ._control import Control
-from ._establish import establish
+from ._dial import Attempt, Dial, over_tcp
 from ._lent import LentMessage
 from ._link import Link, dropped
 from ._receiver import Receiver
 from ._settings import ConnectOptions, Settings, spelled
 from ._starter import Starter
 from ._stats import ConnectionStats
-from ._tcp import connect_tcp
 from ._views import ConnectionInfo, Message, RemoteBuffers
 from .enums import AccessFlags, WROpcode
-from .errors import ClosedError
+from .errors import ClosedError, StateError
 from .grant import Grant, make_grant
 from .mr import MR, MRSlice
 from .regcache import RegistrationCache
@@ -49,8 +47,10 @@ class Connection(Receiver, Starter):
         info: a ``ConnectionInfo``.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, dial: Dial | None = None) -> None:
         super().__init__(link)
+        self._dial = dial  # how this side has connected
+        self._renewed = False
         self._closed = False
         self._closing = threading.RLock()
         self._destroyed = False
@@ -230,6 +230,11 @@ class Connection(Receiver, Starter):
         """
         return ConnectionStats.of(self._engine.stats())
 
+    @property
+    def local(self) -> dict[str, MR]:
+        """Of this side, the buffers that have a name, as of now: name -> ``MR``."""
+        return dict(self._link.local_regions())
+
     # ------------------------------------------------------------ the end
 
     @property
@@ -256,6 +261,48 @@ class Connection(Receiver, Starter):
             self._link.end(limit, ClosedError(f"{self!r}"))
             self._destroyed = True
             self._finalizer.detach()
+
+    def reconnect(self, *, timeout: float | None = None) -> Connection:
+        """Connect to the same listener anew, with the same arguments and the buffers that have a name by now.
+
+        This connection is closed. Nothing is sent a second time: what was in flight has raised, and only the caller
+        knows what it would mean to do it again. Of the peer, take new ``RemoteBuffer`` values from the new ``remote``:
+        the old ones are refused. Regions are made anew too, see ``local``; grants are not. If this fails, it may be
+        called again.
+
+        Args:
+            timeout: seconds for each attempt, by default as ``connect`` was told. How many there are, and for how long,
+                says the ``reconnect=`` of ``connect``; without that there is one.
+
+        Raises:
+            StateError: this side has accepted the connection: the peer has to connect, and ``accept`` returns it.
+            ClosedError: it was closed by ``close`` before.
+            As ``connect``.
+        """
+        dial = self._to_dial_again(timeout)
+        self.close()
+        return self._dialled(dial)
+
+    def _to_dial_again(self, timeout: float | None) -> Dial:
+        Deadline(timeout)
+        if self._dial is None:
+            raise StateError(
+                "reconnect: this side has accepted the connection; the peer connects again, and accept() returns that"
+            )
+        if self._closed and not self._renewed:
+            raise ClosedError("reconnect: this connection was closed by this side; use connect")
+        if not self._closed:
+            regions = self._link.local_regions()
+            buffers = {name: region.source for name, region in regions.items()}
+            access = {name: region.access for name, region in regions.items()}
+            self._dial = self._dial.again(buffers, access, None)
+            self._renewed = True
+        settings = self._dial.settings
+        return self._dial.again(settings.buffers, settings.access, timeout)
+
+    @classmethod
+    def _dialled(cls, dial: Dial, attempt: Attempt | None = None) -> Self:
+        return cls(dial.link(attempt or Attempt()), dial)
 
     def __enter__(self) -> Self:
         return self
@@ -288,6 +335,8 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         keep_alive: seconds until a peer whose host says nothing is taken to be gone, and whoever waits gets
             ``PeerClosedError``; 0 or None: never. A process that is busy or stopped is not gone; one that died shows
             at once, whatever this is.
+        reconnect: a ``Backoff``: go on trying while nobody listens there, no route leads there or there is no room;
+            ``timeout`` is then that of one attempt. See ``Connection.reconnect``.
         The others tune the connection: see ``Options``.
 
     Raises:
@@ -298,8 +347,11 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         RouteError: no RDMA path to the peer's GID.
         OSError: the TCP connection failed, or a verb was refused.
     """
+    return Connection._dialled(dial(host, port, options))
+
+
+def dial(host: str, port: int, options: ConnectOptions) -> Dial:
+    """Judge the arguments of ``connect``, and return how to do it."""
     settings = Settings.of(options)
     settings.check_connecting(host)
-    deadline = Deadline(settings.timeout)
-    control = Control.of(connect_tcp(host, port, deadline), settings, host)
-    return Connection(establish(control, settings, deadline, accepting=False))
+    return Dial(over_tcp, host, port, settings)

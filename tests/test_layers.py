@@ -110,6 +110,8 @@ LAYERS = {
     "cm_events": 3,
     "_tcp": 4,
     "_tls": 4,
+    "_dial": 4,
+    "backoff": 2,
     "_settings": 4,
     "_operation": 4,
     "_link": 4,

@@ -103,7 +103,7 @@ def test_good_settings_pass(given):
 
 
 def test_every_setting_has_a_type_and_the_other_way_round():
-    own = {field.name for field in dataclasses.fields(Settings)} - {"options"}
+    own = {field.name for field in dataclasses.fields(Settings)} - {"options", "access"}
     assert own | set(Tuning.__annotations__) == set(ConnectOptions.__annotations__)
 
 

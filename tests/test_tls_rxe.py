@@ -100,3 +100,29 @@ def test_a_cancelled_handshake_leaves_nothing(no_leaks):
 
     asyncio.run(run())
     time.sleep(0.3)
+
+
+def test_a_server_lets_in_who_has_certificate_and_key(no_leaks):
+    """A peer that is silent, or has no certificate or no key, holds up nobody."""
+
+    def handler(conn: pvl.Connection) -> None:
+        conn.send(bytes(conn.recv(timeout=10)).upper())
+
+    with_both: dict[str, Any] = {"ssl_context": dialling(show="the right one"), "authkey": "k"}
+    without: tuple[dict[str, Any], ...] = (
+        {"authkey": "k"},
+        {"authkey": "k", "ssl_context": dialling()},
+        {"authkey": "k", "ssl_context": dialling(show="another")},
+        {"authkey": "other", "ssl_context": with_both["ssl_context"]},
+        {"ssl_context": with_both["ssl_context"]},
+    )
+    with pvl.Server("127.0.0.1", 0, handler, ssl_context=serving(demand=True), authkey="k") as server:
+        server.start()
+        with socket.create_connection((server.host, server.port)):  # says nothing
+            for options in without:
+                with pytest.raises(pvl.HandshakeError):
+                    pvl.connect("127.0.0.1", server.port, **options)
+                with pvl.connect("127.0.0.1", server.port, **with_both) as conn:
+                    conn.send(b"good")
+                    assert conn.recv(timeout=10) == b"GOOD"
+        assert server.stats.accepted == len(without)
