@@ -121,6 +121,32 @@ def test_closing_ends_the_wait(pair: tuple[pvl.Connection, pvl.Connection]) -> N
         pair[0].remote.wait("nope")
 
 
+def test_a_servers_connections_wait_and_are_told_of_what_it_names_later() -> None:
+    found = []
+
+    def handler(conn: pvl.Connection) -> None:
+        mine = conn.remote.wait("mine", 20)
+        found.append((conn.read(mine), conn.stats.sleeps > 0))
+        conn.send(b"seen")
+
+    with pvl.Server("127.0.0.1", 0, handler) as server:
+        server.start()
+        with pvl.connect("127.0.0.1", server.port) as left, pvl.connect("127.0.0.1", server.port) as right:
+            waiting = [in_thread(conn.remote.wait, "later", 20) for conn in (left, right)]
+            with server.register(bytearray(b"to all"), name="later"):
+                remotes = [result() for result in waiting]
+                assert remotes[0].domain == remotes[1].domain != 0
+                assert right.read(remotes[0]) == left.read(remotes[1]) == b"to all"  # of one domain
+            for conn in (left, right):
+                while "later" in conn.remote:  # its withdrawal may be on its way
+                    time.sleep(0.001)
+                with pytest.raises(pvl.StaleBufferError, match="the peer has withdrawn 'later'"):
+                    conn.read(remotes[0])
+                conn.register(b"my own", name="mine")
+                assert conn.recv(timeout=20) == b"seen"
+    assert found == [(b"my own", True)] * 2
+
+
 WAIT_AND_INTERRUPT = """
 import sys, threading
 import pyverbs_lite as pvl

@@ -304,6 +304,7 @@ static int pvl_hub_wait(struct pvl_engine *engine, int64_t timeout_ns, int *got,
         if (*woke) /* what woke us has been followed by one more look at the CQ: what came first counts */
             return 0;
         pvl_hub_listen(engine);
+        pvl_naps++;
         pthread_mutex_lock(&engine->lock);
         while (!engine->rung && !engine->stopped && !*woke)
             if (pthread_cond_timedwait(&engine->bell, &engine->lock, &limit) == ETIMEDOUT)
