@@ -42,14 +42,26 @@ class Clients:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._missing = set(peers)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._go = threading.Event()
 
-    def _settled_in(self, peer: int) -> None:
-        """Note that a peer has reached the server."""
+    async def _arrived(self, peer: int) -> None:
+        """Note that a peer has reached the server, and wait until all of every process have."""
         with self._lock:
             last = self._missing == {peer}
             self._missing.discard(peer)
         if last:
             tell("begun")
+        if self._loop is None:
+            self._go.wait()
+        else:
+            await self._all_are_there.wait()
+
+    def go(self) -> None:
+        """Let the peers begin."""
+        self._go.set()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._all_are_there.set)
 
     def stop(self) -> None:
         """Let every peer come to its end."""
@@ -69,7 +81,7 @@ class Clients:
 
     async def _live(self, life: Life, face: Any, home: Home) -> None:
         self.tally["connections made"] += 1
-        living = Living(life, face, home, self.tally, self._keys, self._settled_in)
+        living = Living(life, face, home, self.tally, self._keys, self._arrived)
         try:
             await living.run(self._stopped.is_set)
         except BaseException as error:
@@ -150,6 +162,10 @@ class Clients:
     async def run_loop(self) -> None:
         """Run a task for each peer."""
         self._dialling = asyncio.Semaphore(_DIALLING)
+        self._all_are_there = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._go.is_set():
+            self._all_are_there.set()
         await asyncio.gather(*(self._run_peer(peer) for peer in self.peers))
 
 
@@ -163,6 +179,8 @@ def main(seed: int, seconds: float, peers: int, kind: str, ids: list[int], ports
         clients = Clients(settings, ids, ports, first, context)
 
         def obey() -> None:
+            await_word("go")
+            clients.go()
             await_word("stop")
             clients.stop()
 

@@ -20,6 +20,8 @@ __all__ = ["PATIENCE", "Aio", "Blocking", "Call", "Cut", "drive"]
 
 #: Seconds after which what should come by itself never will.
 PATIENCE = 120.0
+#: The same for a message of a peer that may be waiting for all others to connect.
+_LONG = 500.0
 _T = TypeVar("_T")
 _LATE = (pvl.WaitTimeout, pvl.QueueFullError)
 
@@ -52,7 +54,7 @@ class Aio:
 
     async def do(self, name: str, /, *args: Any, **options: Any) -> Any:
         """Call a method, and wait until it is done."""
-        return await self._start(Call(name, args, options), PATIENCE)
+        return await self._start(Call(name, args, options), _LONG if name == "recv" else PATIENCE)
 
     async def cut(self, cut: tuple[str, float], name: str, /, *args: Any, **options: Any) -> Any:
         """Call a method, and stop it before long.
@@ -143,7 +145,7 @@ class Blocking:
 
     async def do(self, name: str, /, *args: Any, **options: Any) -> Any:
         """Call a method, and wait until it is done."""
-        return self._start(Call(name, args, options), PATIENCE)
+        return self._start(Call(name, args, options), _LONG if name == "recv" else PATIENCE)
 
     async def cut(self, cut: tuple[str, float], name: str, /, *args: Any, **options: Any) -> Any:
         """Call a method, and stop it before long.

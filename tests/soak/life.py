@@ -7,7 +7,7 @@ import itertools
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -42,7 +42,7 @@ class Living:
 
     Args:
         keys: numbers that are never used twice, for the contents of what is written.
-        settled_in: called with the peer once the server has answered.
+        arrived: awaited with the peer once the server has answered.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Living:
         home: Home,
         tally: Tally,
         keys: itertools.count[int],
-        settled_in: Callable[[int], object] = bool,
+        arrived: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self.life, self.face, self.tally, self._home, self._keys = life, face, tally, home, keys
         self.step: object = "hello"
-        self._settled_in = settled_in
+        self._arrived = arrived
         self._seq = itertools.count()
         self._uncertain = 0
         #: Letters that are or may be answered: number, kind, bytes of the answer, whether it was sent for certain.
@@ -145,7 +145,8 @@ class Living:
     async def run(self, stop: Any) -> None:
         """Live, and end the connection."""
         await self._ask(Said.HELLO, argument=self.life.peer | self.life.number << 16)
-        self._settled_in(self.life.peer)
+        if self._arrived is not None:
+            await self._arrived(self.life.peer)
         self._remote = await self.face.named("home")
         if len(self._remote) != HOME:
             raise Wrong(f"a home of {len(self._remote)} bytes")

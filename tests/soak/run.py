@@ -30,6 +30,8 @@ __all__ = ["Failed", "soak"]
 
 #: A process's resident memory may grow by so many KiB while it goes on with the same work.
 _GROWTH = 24 << 10
+#: Seconds for all peers to connect, on a slow machine.
+_ARRIVAL = 400.0
 
 
 class Failed(Exception):
@@ -214,7 +216,9 @@ class _Soak:
             for kind, parts in groups.items()
             for i, ids in enumerate(parts)
         }
-        self.await_all("begun", list(programs.values()), 2 * PATIENCE)
+        self.await_all("begun", list(programs.values()), _ARRIVAL)
+        for program in programs.values():
+            program.say("go")
         began = time.monotonic()
         try:
             self._soak(server, programs, common)
@@ -262,6 +266,7 @@ class _Soak:
                 old = programs[key]
                 self.kill(old)
                 programs[key] = self.start(old.name, clients_main, **{**old.facts, "first": lives * 1000})
+                programs[key].say("go")
 
     def memory(self) -> tuple[int, int, int]:
         """Return the server's peak of resident and of pinned memory, and its growth once all had begun; in KiB."""
