@@ -76,7 +76,7 @@ class CachedRegion(TemporaryMR):
             return int(lib.pvl_register(engine, region, pd, addr, length, wide))
 
         self.addr, self.length = int(ffi.cast("uintptr_t", ffi.from_buffer(memory))), memory.nbytes
-        self._entry, self._use = cache.take(memory, self.addr, access, register)
+        self._entry, self._use = cache.take(memory, self.addr, access._value_, register)
         self._c = self._entry.c
 
     @property

@@ -34,7 +34,9 @@ _serials = itertools.count(1)
 #: How many of a buffer's other ranges are looked at for one that contains what is asked for.
 _MOST_LOOKS = 8
 _OUT_OF_MEMORY = (errno.ENOMEM, errno.EAGAIN)
-_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+# As plain numbers, for the operators of an IntFlag are written in Python.
+_LOCAL_WRITE = int(AccessFlags.LOCAL_WRITE)
+_REMOTE = int(AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC)
 
 
 class Entry:
@@ -47,7 +49,7 @@ class Entry:
 
     __slots__ = ("__weakref__", "access", "addr", "c", "kept", "key", "length", "owner", "retired", "store", "users")
 
-    def __init__(self, store: Store, addr: int, length: int, access: AccessFlags) -> None:
+    def __init__(self, store: Store, addr: int, length: int, access: int) -> None:
         self.store, self.addr, self.length, self.access = store, addr, length, access
         self.c: CData = ffi.new("struct pvl_region *")
         self.users: dict[int, memoryview] = {}
@@ -56,9 +58,13 @@ class Entry:
         self.owner: weakref.ref[object] | None = None
         self.kept: object = None
 
-    def covers(self, addr: int, length: int, access: AccessFlags) -> bool:
+    def covers(self, addr: int, length: int, access: int) -> bool:
         """Say whether it can serve for a range."""
         return self.addr <= addr and addr + length <= self.addr + self.length and self.access & access == access
+
+    def serves(self, owner: object, addr: int, length: int, access: int) -> bool:
+        """Say whether it is of this owner, and not of one that had its id before, and covers a range."""
+        return self.covers(addr, length, access) and (self.owner is None or self.owner() is owner)
 
     def leave(self, serial: int) -> None:
         """End a use; again is the same as once."""
@@ -96,7 +102,7 @@ class Store:
         """How many uses have not ended."""
         return sum(len(entry.users) for entry in tuple(self.registered))
 
-    def take(self, view: memoryview, addr: int, access: AccessFlags, register: Register) -> tuple[Entry, int]:
+    def take(self, view: memoryview, addr: int, access: int, register: Register) -> tuple[Entry, int]:
         """Return an entry that covers a view, in use, and the number of that use.
 
         Raises:
@@ -114,7 +120,7 @@ class Store:
                     self.hits += 1
                     return entry, serial
         # What can be written to is registered so, that reading into it finds it too.
-        entry = Entry(self, addr, length, access if view.readonly else access | AccessFlags.LOCAL_WRITE)
+        entry = Entry(self, addr, length, access if view.readonly else access | _LOCAL_WRITE)
         entry.users[serial] = view[:]  # an export of its own, for anybody may release the other
         self.registered.add(entry)
         rc = register(entry.c, addr, length, entry.access)
@@ -136,11 +142,12 @@ class Store:
             return Keeper(view.obj, view[:])
         return keeper
 
-    def _find(self, owner: object, addr: int, length: int, access: AccessFlags) -> Entry | None:
+    def _find(self, owner: object, addr: int, length: int, access: int) -> Entry | None:
         exact = self.entries.get((id(owner), addr, length))
-        others = self._ranges.get(id(owner), [])
-        for entry in ([exact] if exact is not None else []) + others[: -_MOST_LOOKS - 1 : -1]:
-            if entry.covers(addr, length, access) and (entry.owner is None or entry.owner() is owner):
+        if exact is not None and exact.serves(owner, addr, length, access):
+            return exact
+        for entry in self._ranges.get(id(owner), ())[: -_MOST_LOOKS - 1 : -1]:
+            if entry.serves(owner, addr, length, access):
                 return entry
         return None
 

@@ -144,9 +144,9 @@ class Pool(Resource):
             conn.write(remote, part[:5])
 
     Memory is registered a chunk at a time, up to a limit, and cut into blocks of powers of two from 64 bytes on; a
-    block starts at a multiple of its size. A block that was given back while requests were in flight on its chunk is
-    not handed out before those have ended, so a dropped slice of a request that timed out does no harm. Threads may
-    share a pool.
+    block starts at a multiple of its size, or of a page if that is less. A block that was given back while requests
+    were in flight on its chunk is not handed out before those have ended, so a dropped slice of a request that timed
+    out does no harm. Threads may share a pool.
 
     Attributes:
         chunk_bytes, max_bytes: the size of a chunk, and the most of all chunks together.

@@ -54,16 +54,17 @@ class RegistrationCache(Resource):
             qp.post_send(SendWR(sg_list=[region]))
             ...  # until the completion was polled
 
-    **What is kept.** The arrays of numpy that own their memory, or have it from ``numpy.frombuffer``, by any of their
-    views and slices; and tensors of torch whose storage cannot be resized. Those are referenced weakly: the cache keeps
-    none alive, and the range is deregistered before the memory is freed, so that whatever gets the same address
-    afterwards is registered anew. While an array is in the cache its ``resize`` refuses, as it does for any weakly
-    referenced array.
+    **What is kept.** The arrays of numpy that own their memory, or have it from ``numpy.frombuffer`` of no ``mmap``, by
+    any of their views and slices; and tensors of torch whose storage cannot be resized. Those are referenced weakly:
+    the cache keeps none alive, and the range is deregistered before the memory is freed, so that whatever gets the same
+    address afterwards is registered anew. While an array is in the cache its ``resize`` refuses, as it does for any
+    weakly referenced array.
 
     **What is not.** A ``bytearray``, an ``array.array``, an ``mmap`` and ``bytes`` can be kept in place only by an
     export, which keeps them alive, unresizable and unclosable: they are kept with ``hold`` only, until evicted or
-    discarded. All else is registered for each use: memory whose owner may move it without a word (a tensor of torch's
-    own, ``ctypes``, ``ndarray(buffer=…)``), and any use with remote access, whose key must be void afterwards.
+    discarded. (Nothing refuses to ``madvise`` the pages of a held ``mmap`` away; discard it first.) All else is
+    registered for each use: memory whose owner may move it without a word (a tensor of torch's own, ``ctypes``,
+    ``ndarray(buffer=…)``), and any use with remote access, whose key must be void afterwards.
 
     Kept ranges are pinned, and count against RLIMIT_MEMLOCK; where a registration fails for want of that, the cache
     lets go of all that is not in use and tries again. What is in use is never evicted. Before a fork everything is let
@@ -173,7 +174,7 @@ class CachedMR(MR):
             return int(lib.pvl_register_alone(region, raw, addr, length, wide))
 
         try:
-            entry, use = cache._store.take(pinned.view, pinned.addr, access, register)
+            entry, use = cache._store.take(pinned.view, pinned.addr, int(access), register)
         except BaseException:
             pinned.release()
             raise

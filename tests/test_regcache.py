@@ -70,7 +70,7 @@ def test_a_weakly_referenced_array_does_not_move():
     view.release()
 
 
-@pytest.mark.parametrize("exporter", [bytearray(64), b"x" * 64, array.array("b", [0] * 64), mmap.mmap(-1, 4096)])
+@pytest.mark.parametrize("exporter", [bytearray(64), b"x" * 64, array.array("b", [0] * 64)])
 def test_what_frombuffer_made_keeps_the_exporter_in_place(exporter):
     made = np.frombuffer(exporter, dtype=np.uint8)
     assert keeper_of(as_bytes_view(made[2:9])).owner is made
@@ -82,6 +82,7 @@ def test_what_frombuffer_made_keeps_the_exporter_in_place(exporter):
     [
         np.ndarray(64, np.uint8, buffer=bytearray(64)),  # the bytearray may be resized under it
         np.ndarray(64, np.uint8, buffer=mmap.mmap(-1, 4096)),
+        np.frombuffer(mmap.mmap(-1, 4096), np.uint8),  # madvise takes its pages away
         np.frombuffer((ctypes.c_ubyte * 64)(), np.uint8),  # ctypes.resize moves it
         np.from_dlpack(np.arange(64, dtype=np.uint8)),
         np.ctypeslib.as_array((ctypes.c_ubyte * 64)()),
