@@ -225,12 +225,12 @@ def check_keep_alive(seconds: object) -> None:
     """Refuse what is no number of seconds for ``keep_alive``.
 
     Raises:
-        TypeError, ValueError: not a number, or not 0 to 32767.
+        TypeError, ValueError: not a number, or not 0 and not 1 to 32767.
     """
     if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
         raise TypeError(f"keep_alive must be a number of seconds or None, not {seconds!r}")
-    if seconds is not None and not 0 <= seconds <= _LONGEST_KEEP_ALIVE:
-        raise ValueError(f"keep_alive must be 0 to {_LONGEST_KEEP_ALIVE} seconds, not {seconds}")
+    if seconds and not 1 <= seconds <= _LONGEST_KEEP_ALIVE:
+        raise ValueError(f"keep_alive must be 1 to {_LONGEST_KEEP_ALIVE} seconds, or 0 for never, not {seconds}")
 
 
 def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:

@@ -333,8 +333,8 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         ssl_context: TLS for the TCP connection: names, addresses and remote keys travel on it, but none of the data.
         server_hostname: whose certificate is expected, by default ``host``'s.
         keep_alive: seconds until a peer whose host says nothing is taken to be gone, and whoever waits gets
-            ``PeerClosedError``; 0 or None: never. A process that is busy or stopped is not gone; one that died shows
-            at once, whatever this is.
+            ``PeerClosedError``; at least 1, or 0 or None for never. A process that is busy or stopped is not gone; one
+            that died shows at once, whatever this is.
         reconnect: a ``Backoff``: go on trying while nobody listens there, no route leads there or there is no room;
             ``timeout`` is then that of one attempt. See ``Connection.reconnect``.
         The others tune the connection: see ``Options``.

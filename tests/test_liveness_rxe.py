@@ -173,7 +173,7 @@ def test_a_process_that_is_killed_shows_at_once(keep_alive: float | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "idle", "interval", "user"), [(10, 5, 1, 10_000), (0.5, 1, 1, 500), (60, 30, 6, 60_000)]
+    ("seconds", "idle", "interval", "user"), [(10, 5, 1, 10_000), (1.5, 1, 1, 1500), (60, 30, 6, 60_000)]
 )
 def test_the_kernel_is_told(seconds: float, idle: int, interval: int, user: int) -> None:
     with connected({"keep_alive": seconds}) as (left, right):
@@ -189,7 +189,14 @@ def test_the_kernel_is_told(seconds: float, idle: int, interval: int, user: int)
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [("1", TypeError), (True, TypeError), (-1, ValueError), (1e9, ValueError), (float("nan"), ValueError)],
+    [
+        ("1", TypeError),
+        (True, TypeError),
+        (-1, ValueError),
+        (0.5, ValueError),
+        (1e9, ValueError),
+        (float("nan"), ValueError),
+    ],
 )
 def test_what_is_no_time_is_refused(value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="keep_alive"):

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -274,6 +275,34 @@ def test_fifty_reconnects_leave_nothing_behind(way: str) -> None:
         assert seen[1] == seen[0]
         left.close()
         right.close()
+
+
+def test_a_hundred_failures_leave_nothing_behind(no_leaks: None) -> None:
+    """Each on another path: nobody there, another key, TLS on one side, a peer that leaves, no such GID."""
+    with pvl.listen("127.0.0.1", 0, authkey="k", timeout=5) as listener:
+
+        def accept() -> Any:
+            with suppress(pvl.VerbsError):
+                return listener.accept(10)
+
+        def leave() -> None:
+            with socket.create_connection((listener.host, listener.port)) as sock:
+                sock.sendall(b"\x89PVL\r\n")
+
+        refused = free_port()
+        ways: list[Any] = [
+            lambda: pvl.connect("127.0.0.1", listener.port, authkey="other"),
+            lambda: pvl.connect("127.0.0.1", listener.port, authkey="k", ssl_context=dialling()),
+            leave,
+            lambda: pvl.connect("127.0.0.1", listener.port, authkey="k", gid_index=200),
+        ]
+        for number in range(100):
+            with suppress(OSError, pvl.VerbsError):
+                pvl.connect("127.0.0.1", refused)
+            accepting = in_thread(accept)
+            with suppress(OSError, pvl.VerbsError):
+                ways[number % len(ways)]()
+            assert accepting() is None
 
 
 ORPHAN = """
