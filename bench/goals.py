@@ -18,7 +18,7 @@ _COMPARE: dict[str, Callable[[float, float], float]] = {
     "ratio": lambda own, floor: own / floor,
     "speed": lambda own, floor: floor / own,  # of what is better when it is faster
     "above": lambda own, floor: own - floor,
-    "apart": lambda own, floor: abs(own / floor - 1) * 100,
+    "apart": lambda own, floor: (own / floor - 1) * 100,
     "alone": lambda own, _: own,
 }
 _SHOWN = {
@@ -59,10 +59,14 @@ class Row:
         pair = figures[self.own], figures[self.floor]
         compare = _COMPARE[self.how]
         if which == "minimum":
-            return compare(*(figure["minimum"] / self.scale for figure in pair))
+            return self._size(compare(*(figure["minimum"] / self.scale for figure in pair)))
         # Round by round, as they were taken in turns: what disturbed a whole round disturbed both.
         rounds = zip(*(figure["values"] for figure in pair), strict=False)
-        return statistics.median(compare(own / self.scale, floor / self.scale) for own, floor in rounds)
+        return self._size(statistics.median(compare(own / self.scale, floor / self.scale) for own, floor in rounds))
+
+    def _size(self, value: float) -> float:
+        # Only now: noise to both sides goes out of a median, and not out of that of its amounts.
+        return abs(value) if self.how == "apart" else value
 
     def met(self, figures: Figures) -> bool | None:
         """Say whether the medians meet the goal."""

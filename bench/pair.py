@@ -14,12 +14,10 @@ import pyverbs_lite as pvl
 def pairs(
     count: int, size: int, *, listen: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[list[tuple[pvl.Connection, pvl.Connection]]]:
-    """Yield so many pairs; each right end shows its peer a buffer named "target" of ``size`` bytes."""
+    """Yield so many pairs; each right end shows its peer a buffer named "target" of ``size`` bytes, with 0 none."""
     with ExitStack() as stack:
-        target = bytearray(size)
-        listener = stack.enter_context(
-            pvl.listen("127.0.0.1", 0, buffers={"target": target}, **{**options, **(listen or {})})
-        )
+        shown = {"target": bytearray(size)} if size else {}
+        listener = stack.enter_context(pvl.listen("127.0.0.1", 0, buffers=shown, **{**options, **(listen or {})}))
         pool = stack.enter_context(ThreadPoolExecutor(1))
         made = []
         for _ in range(count):

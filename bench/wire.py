@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pyverbs_lite import gid
 
 from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of
 from .layer import Worker, peer_workers
+from .life import ENOUGH
 from .pair import pairs
 from .rounds import Timed, Unmeasured, measure
 
@@ -278,26 +278,22 @@ def _perftest_pair(command: list[str]) -> str:
 
 def lives(rounds: int, count: int) -> None:
     """Measure a connection from nothing to its end, with one byte through it; beside ``cmtime``."""
-    report({"life: cmtime": lambda _: _cmtime(count) * 1.0, "life: pvl": lambda _: _lives(count) / count}, rounds, 0)
+    words = [sys.executable, "-m", "bench.life", "rxe0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server, pvl.open_device("rxe0") as context:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
 
+        def live(message: bytes) -> None:
+            with pvl.connect("127.0.0.1", port, device=context) as conn:
+                conn.send(message)
 
-def _lives(count: int) -> float:
-    with pvl.open_device("rxe0") as context, pvl.listen("127.0.0.1", 0, device=context) as listener:
-
-        def serve() -> None:
-            for _ in range(count):
-                with listener.accept(20) as conn:
-                    conn.recv(timeout=20)
-
-        server = threading.Thread(target=serve)
-        server.start()
-        start = time.perf_counter_ns()
-        for _ in range(count):
-            with pvl.connect("127.0.0.1", listener.port, device=context) as conn:
-                conn.send(b"x")
-        took = time.perf_counter_ns() - start
-        server.join(20)
-    return took
+        live(b"x")  # what is made once
+        life = loop(partial(live, b"x"))
+        cases = {"life: cmtime": lambda _: _cmtime(count) * 1.0, "life: pvl": lambda _: life(count) / count}
+        try:
+            report(cases, 2 * rounds, 0)
+        finally:
+            live(ENOUGH)
 
 
 def _cmtime(count: int) -> float:
@@ -330,7 +326,7 @@ def main() -> None:
         latency(floor, peers, options.rounds, options.seconds)
         if sys.version_info >= (3, 11):  # asyncio.Runner
             asynchronous(options.rounds, options.seconds)
-        lives(options.rounds, 50)
+        lives(options.rounds, 25)
         bandwidth(floor, peers, options.rounds, options.seconds, GOAL_SIZES)
         if options.sizes:
             others = tuple(size for size in SIZES if size not in GOAL_SIZES)

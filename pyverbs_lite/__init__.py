@@ -324,7 +324,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    # Without what needs an extra: help() asks for all that is listed, and would end where that is not installed.
+    return sorted({*globals(), *__all__, *_MODULES - {"anyio"}})
 
 
 def _version() -> str:

@@ -30,14 +30,23 @@ def arena(nbytes: int) -> memoryview:
         memory = _unused[nbytes].pop()
     except (KeyError, IndexError):
         memory = map_pages(nbytes)
-    unused = _unused
+    return memoryview(ffi.buffer(ffi.gc(ffi.from_buffer(memory), _GiveBack(memory, _unused)), nbytes))
 
-    def give_back(_: object) -> None:
+
+class _GiveBack:
+    """Lays memory back when the last view of it is gone."""
+
+    __slots__ = ("memory", "unused")
+
+    def __init__(self, memory: mmap.mmap, unused: dict[int, list[mmap.mmap]]) -> None:
+        self.memory = memory
+        self.unused = unused
+
+    def __call__(self, _: object) -> None:
         # Called by whatever thread drops the last view, also within the collector: no lock, and nothing that raises.
+        nbytes, unused = len(self.memory), self.unused
         if unused is _unused and sum(size * len(found) for size, found in tuple(unused.items())) + nbytes <= BUDGET:
-            unused.setdefault(nbytes, []).append(memory)
-
-    return memoryview(ffi.buffer(ffi.gc(ffi.from_buffer(memory), give_back), nbytes))
+            unused.setdefault(nbytes, []).append(self.memory)
 
 
 def _forget() -> None:

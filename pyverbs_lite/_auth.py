@@ -7,8 +7,7 @@ nor carried over into another conversation does it help anybody.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import os
 from enum import IntEnum
 
 from .errors import AuthenticationError
@@ -54,6 +53,19 @@ def key_bytes(key: bytes | bytearray | str) -> bytes:
     return raw
 
 
+def _hmac(key: bytes, data: bytes) -> bytes:
+    from hmac import digest
+
+    return digest(key, data, "sha256")
+
+
+def _same(one: bytes, other: bytes) -> bool:
+    """Compare in a time that tells nothing."""
+    from hmac import compare_digest
+
+    return compare_digest(one, other)
+
+
 class Auth:
     """One side's part in the proof, for one connection.
 
@@ -64,13 +76,13 @@ class Auth:
     """
 
     def __init__(self, key: bytes, role: Role, *, hello_first: bool = False) -> None:
-        import secrets  # here, for it takes long to import, and few connections have a key
+        from hashlib import sha256  # OpenSSL takes long to import, and only who has a key needs it
 
         self.role = role
         self.hello_first = hello_first
-        self.nonce = secrets.token_bytes(NONCE_SIZE)
+        self.nonce = os.urandom(NONCE_SIZE)
         self._key = key
-        self._spoken = {role: hashlib.sha256(), role.other: hashlib.sha256()}
+        self._spoken = {role: sha256(), role.other: sha256()}
         self._agreed: bytes | None = None  # what both had said before the first proof
         self._seals: dict[Role, _Seals] = {}
 
@@ -100,7 +112,7 @@ class Auth:
         Raises:
             AuthenticationError: it does not know the key.
         """
-        if not hmac.compare_digest(mac, self._proof(self.role.other)):
+        if not _same(mac, self._proof(self.role.other)):
             raise AuthenticationError(
                 "the two sides have different keys: check that authkey= is the same bytes on both (a str is taken as"
                 " UTF-8; mind a line end that was read from a file)"
@@ -125,7 +137,7 @@ class Auth:
         Raises:
             AuthenticationError: the frame is not what the peer sent, or not in its place.
         """
-        if not hmac.compare_digest(seal, self._seals[self.role.other].next(frame)):
+        if not _same(seal, self._seals[self.role.other].next(frame)):
             raise AuthenticationError(
                 "what the peer said was changed on its way: the seal does not fit, so somebody between the two sides"
                 " alters the control channel"
@@ -140,7 +152,7 @@ class Auth:
     def _mac(self, purpose: bytes, role: Role) -> bytes:
         if self._agreed is None:
             self._agreed = b"".join(self._spoken[one].digest() for one in Role)
-        return hmac.digest(self._key, b"%s %d %s" % (purpose, role, self._agreed), "sha256")
+        return _hmac(self._key, b"%s %d %s" % (purpose, role, self._agreed))
 
 
 class _Seals:
@@ -152,4 +164,4 @@ class _Seals:
 
     def next(self, frame: bytes) -> bytes:
         count, self._count = self._count, self._count + 1
-        return hmac.digest(self._key, count.to_bytes(8, "big") + frame, "sha256")[:SEAL_SIZE]
+        return _hmac(self._key, count.to_bytes(8, "big") + frame)[:SEAL_SIZE]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
 
@@ -12,6 +12,7 @@ from ._control import Peer
 from ._engine import CREDIT_RECEIVES, HEADER
 from ._framed import CONTROL_RECEIVES, FramedEngine
 from ._link import Link
+from ._made import Made
 from ._options import Options
 from ._settings import Settings
 from .attr import AHAttr
@@ -51,7 +52,7 @@ class CMLink(Link):
         super().__init__(settings, control, peer, None)
         control.attach(self.engine)
 
-    def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
+    def _open(self, made: Made, settings: Settings, local_address: str) -> tuple[Context, int]:
         borrowed, port_num = self.id.context, self.id.port_num
         self.iwarp = borrowed.transport_type == TransportType.IWARP
         asked = settings.device.name if isinstance(settings.device, Context) else settings.device
@@ -63,7 +64,7 @@ class CMLink(Link):
             )
         if isinstance(settings.device, Context):
             return settings.device, port_num
-        return stack.enter_context(Context(borrowed.name)), port_num
+        return made.keep(Context(borrowed.name)), port_num
 
     def _check_transport(self) -> None:
         pass  # every transport that has a connection manager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
@@ -43,7 +42,7 @@ class ControlBase(ABC):
         self.channel = Channel()
         # Reentrant, for a signal handler may close what it interrupted.
         self.lock = threading.RLock()
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []  # never many, and an empty deque takes ten times the memory
         self._unsent = bytearray()
         self._torn = False  # an interrupt came between moving bytes and taking note of it
         self._ended = False
@@ -167,7 +166,7 @@ class ControlBase(ABC):
     def take(self, kind: type[_E], note: Callable[[News], None]) -> _E | None:
         """Return an event of one kind, if it is next among those that have arrived; else as ``expect``."""
         while self._events:
-            event = self._events.popleft()
+            event = self._events.pop(0)
             if isinstance(event, kind):
                 return event
             if isinstance(event, Refused):

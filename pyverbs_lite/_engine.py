@@ -22,15 +22,15 @@ from ._hub import Hub
 from ._inbox import Inbox
 from ._operation import CachedRegion, DeviceRegion, Operation, Region, Request, Source, TemporaryMR, repeated
 from ._receives import Receives
-from ._registrations import Store
 from ._resource import Resource
 from .cq import SLICE, SPIN
 from .endpoint import LEAST_CREDITS
 from .enums import AccessFlags, QPState, WCStatus
 from .errors import ClosedError, CompletionError, PeerProtocolError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
-from .mr import MR, MRSlice
+from .mr import MRSlice
 from .qp import QP
+from .regcache import RegistrationCache
 from .wr import completion_error
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Engine(Resource):
 
     Args:
         qp: the QP; its CQ, which must have a channel, is used for nothing else.
-        staging: a region with one cell of equal size for each send slot.
+        staging: memory with one cell of equal size for each send slot.
         receives: where messages arrive, and so many at a time.
         peer: the other side; its control connection is read whenever it has something to say.
         hub: who reads the events of the CQ's channel, where others use that too.
@@ -76,13 +76,13 @@ class Engine(Resource):
     _flush_time = _FLUSH_TIME
 
     def __init__(
-        self, qp: QP, *, staging: MR, send_slots: int, receives: Receives, peer: Peer, hub: Hub | None = None
+        self, qp: QP, *, staging: MRSlice, send_slots: int, receives: Receives, peer: Peer, hub: Hub | None = None
     ) -> None:
         raw = qp._handle
         # Operations that ``move`` uses over and over. All of them are kept, for C may know one that Python lost on the
         # way: to an interrupt.
         self._idle: list[Operation] = []
-        self._pool: set[Operation] = set()
+        self._pool: dict[Operation, None] = {}
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, receives.c, receives.slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
         self.hub = hub
@@ -93,13 +93,14 @@ class Engine(Resource):
         self._c.cell_size = staging.length // send_slots
         self._c.cell_addr, self._c.cell_lkey = staging.addr, staging.lkey
         self._c.max_inline = min(qp.cap.max_inline_data, self._c.cell_size)
-        self._qp, self._staging, self._receives, self._peer = qp, staging, receives, peer
+        self._qp, self._staging, self._receives, self._peer = qp, staging.mr, receives, peer
         self._watching = False
         self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
-        self._live: set[Operation] = set()
+        self._live: dict[Operation, None] = {}
         self._looking: threading.Thread | None = None
-        self._temporary: set[TemporaryMR] = set()
-        self.cache: Store | None = None
+        self._temporary: dict[TemporaryMR, None] = {}
+        self.cache_bytes = 0
+        self._cache: RegistrationCache | None = None
         self.inbox = Inbox(self)
         # Reentrant, for a signal handler may use the connection that it interrupted.
         self._failing = threading.RLock()
@@ -161,7 +162,7 @@ class Engine(Resource):
         deadline = deadline or Deadline(None)
         if rc == _PENDING:
             try:
-                self._live.add(op)
+                self._live[op] = None
                 self.finish(op, operation, deadline)
             finally:
                 self._leave(op, source)
@@ -173,7 +174,7 @@ class Engine(Resource):
     def _pooled(self) -> Operation:
         op = Operation((), None)
         op.running = False
-        self._pool.add(op)
+        self._pool[op] = None
         return op
 
     def _leave(self, op: Operation, source: Source) -> None:
@@ -182,8 +183,8 @@ class Engine(Resource):
             op.regions = (source.mr,)
             if not op.ended:  # C keeps it registered; this is for whoever looks for those that use it
                 source.mr._holders.add(op.serial)
-        self._live.add(op)
-        self._pool.discard(op)
+        self._live[op] = None
+        self._pool.pop(op, None)
         self._reap()
 
     def run(
@@ -263,7 +264,7 @@ class Engine(Resource):
     def _begin(self, op: Operation, operation: str) -> None:
         if self.failure is not None:
             self.refuse_late(operation)
-        self._live.add(op)
+        self._live[op] = None
         op.hold()
 
     def _post(self, op: Operation, request: Request, operation: str, deadline: Deadline, wait_ns: int) -> None:
@@ -376,9 +377,20 @@ class Engine(Resource):
         """Register memory for one operation; ``run`` lets it go when that has ended, and the engine's end at last."""
         if not isinstance(memory, memoryview):
             return DeviceRegion(self._c, self._pd, memory, access, self._temporary)
-        if self.cache is not None:
-            return CachedRegion(self._c, self._pd, memory, access, self.cache)
+        if (cache := self.cache) is not None:
+            return CachedRegion(self._c, self._pd, memory, access, cache._store)
         return TemporaryMR(self._c, self._pd, memory, access, self._temporary)
+
+    @property
+    def cache(self) -> RegistrationCache | None:
+        """What stays registered from one operation to the next: made at its first use; None without ``cache_bytes``."""
+        if self._cache is None and self.cache_bytes and not self.closed:
+            with self._failing:
+                if self._cache is None:
+                    cache = RegistrationCache(self._qp.pd, max_bytes=self.cache_bytes)
+                    cache._quiet = True  # the QP goes before it
+                    self._cache = cache
+        return self._cache
 
     def close_unused(self, region: TemporaryMR) -> None:
         """Close what no operation has come to use."""
@@ -392,7 +404,7 @@ class Engine(Resource):
                 op.let_go()
                 if (notify := op.notify) is not None:  # another thread may clear it meanwhile
                     notify()
-                self._live.discard(op)
+                self._live.pop(op, None)
 
     # ------------------------------------------------------------ receiving
 
@@ -548,7 +560,7 @@ class Engine(Resource):
     def _after_destroy(self) -> None:
         for op in tuple(self._live):
             op.let_go()
-            self._live.discard(op)
+            self._live.pop(op, None)
         for region in tuple(self._temporary):
             region.close()
         self.inbox.notify_ended()

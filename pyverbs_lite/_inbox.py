@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
@@ -90,10 +89,11 @@ class Inbox:
         self._engine = engine
         self._c = engine._c
         self._taking = threading.RLock()  # reentrant, for a signal handler may use the connection that it interrupted
-        self._asked: deque[_Receiving] = deque()
+        # Lists, for a deque takes ten times the memory while it is empty, and there may be thousands of connections.
+        self._asked: list[_Receiving] = []
         self._returned: list[Arrival] = []  # taken out of the ring, and not made use of
         # Filled from wherever the garbage collector runs, so nothing else happens there.
-        self._dropped: deque[_Receiving] = deque()
+        self._dropped: list[_Receiving] = []
 
     @property
     def waiting(self) -> int:
@@ -271,7 +271,7 @@ class Inbox:
     def _serve_one(self) -> tuple[bool, _Receiving | None]:
         if self._dropped:
             self._let_go(self._dropped[0])
-            self._dropped.popleft()
+            del self._dropped[0]
             return True, None
         if not self._asked:
             return False, None
@@ -289,7 +289,7 @@ class Inbox:
         number = first.arrival.number if first.arrival is not None else 0
         self._returned[:] = [kept for kept in self._returned if kept.number != number]
         self.give_back(first.loan)
-        self._asked.popleft()
+        del self._asked[0]
         return True, first
 
     def _give(self, receiving: _Receiving, arrival: Arrival) -> None:

@@ -145,20 +145,34 @@ class Ledger:
         shared: the receives of the SRQ that the QP takes its from.
     """
 
-    __slots__ = ("__weakref__", "qp_type", "recvs", "sends", "shared", "state")
+    __slots__ = ("_queues", "qp_type", "shared", "state")
 
     def __init__(self, qp_type: QPType, shared: InFlight | None = None) -> None:
         self.qp_type = qp_type
         self.state = QPState.RESET
-        self.sends = InFlight()
-        self.recvs = InFlight() if shared is None else shared
+        #: Whether it is of receives -> the queue; made at its first request, for a connection's QP never has one here.
+        self._queues: dict[bool, InFlight] = {} if shared is None else {True: shared}
         self.shared = shared is not None
+
+    @property
+    def sends(self) -> InFlight:
+        """The send requests."""
+        return self._queue(False)
+
+    @property
+    def recvs(self) -> InFlight:
+        """The receives."""
+        return self._queue(True)
+
+    def _queue(self, is_recv: bool) -> InFlight:
+        queue = self._queues.get(is_recv)
+        return self._queues.setdefault(is_recv, InFlight()) if queue is None else queue
 
     def find(self, serial: int) -> tuple[int, bool] | None:
         """Return the caller's number of a request in flight, and whether it is a receive; None if there is none."""
-        for queue in (self.sends, self.recvs):
+        for is_recv, queue in tuple(self._queues.items()):
             if (wr_id := queue.wr_id(serial)) is not None:
-                return wr_id, queue is self.recvs
+                return wr_id, is_recv
         return None
 
     def completed(self, serial: int, status: int) -> None:
@@ -182,6 +196,6 @@ class Ledger:
 
     def clear(self) -> None:
         """Let go of everything that goes with the QP: what is in an SRQ stays there for the others."""
-        self.sends.clear()
-        if not self.shared:
-            self.recvs.clear()
+        for is_recv, queue in tuple(self._queues.items()):
+            if not (is_recv and self.shared):
+                queue.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
 from typing import Protocol
@@ -18,6 +18,7 @@ from ._control import Peer
 from ._control_base import ControlBase
 from ._engine import CREDIT_RECEIVES, HEADER, Engine, untold
 from ._hub import Hub
+from ._made import Made
 from ._options import Options
 from ._receives import Receives
 from ._settings import Settings, check_name, owner_of
@@ -36,10 +37,9 @@ from .errors import (
 )
 from .ffi import lib
 from .gid import GidEntry
-from .mr import MR
+from .mr import MR, MRSlice
 from .pd import PD
 from .qp import QP, QPInitAttr
-from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
 __all__ = ["CELL", "Link", "Named", "NamedMR", "check_transport", "dropped", "fitting"]
@@ -72,6 +72,10 @@ class Named(Protocol):
     def rkey(self) -> int: ...
     @property
     def length(self) -> int: ...
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 class NamedMR(MR):
@@ -119,21 +123,18 @@ class Link:
         self._named: dict[str, Named] = {}
         self.naming = threading.RLock()
         self._silent = False
-        with ExitStack() as stack:  # unwinds what was built if the rest fails
-            self.context, self.port_num = self._open(stack, settings, control.local_address)
+        made = self._made = Made()
+        try:
+            self.context, self.port_num = self._open(made, settings, control.local_address)
             self.options = self._fit(settings.options)
             self.port = self._active_port()
             self.gid = self._choose_gid(settings, control.local_address, remote_gid)
-            self.pd, channel = self._domain(stack)
+            self.pd, channel = self._domain(made)
             slots = self.options.recv_depth + self._spare
-            cq = stack.enter_context(self.context.create_cq(self.options.send_depth + slots, channel))
-            what = "recv_depth × max_message_size"
-            stride = -(-self._slot_size // _ALIGNED) * _ALIGNED
-            ring = self._alloc(stack, what, slots, stride, AccessFlags.LOCAL_WRITE)
-            cells = self.options.send_depth
-            staging = self._alloc(stack, "send_depth cells", cells, CELL + HEADER, self.read_access)
+            cq = made.keep(self.context.create_cq(self.options.send_depth + slots, channel))
+            staging, ring = self._memory(made, slots)
             init = QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC)
-            self.qp = stack.enter_context(self._create_qp(init))
+            self.qp = made.keep(self._create_qp(init))
             self.states = [self.qp.state]
             self.engine = self._engine(
                 self.qp,
@@ -143,27 +144,24 @@ class Link:
                 peer=peer,
                 hub=self._hub,
             )
-            self.cache = self._cache(stack)
-            if self.cache is not None:
-                self.engine.cache = self.cache._store
+            self._use_cache()
             self.qp.to_init(
                 port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=self.remote_access
             )
             self.states.append(self.qp.state)
             self.engine.post_receives()
             self.endpoint = self._endpoint()
-            self._stack = stack.pop_all()
+        except BaseException:
+            made.close()
+            raise
 
     def _fit(self, options: Options) -> Options:
         """Cut the options to what the device allows."""
         return fitting(options, self.context.query_device(), self._credit_receives + self._control_receives)
 
-    def _cache(self, stack: ExitStack) -> RegistrationCache | None:
-        if not self.options.registration_cache:
-            return None
-        cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
-        cache._quiet = True  # the QP goes before it
-        return stack.enter_context(cache)
+    def _use_cache(self) -> None:
+        """Let memory stay registered from one operation to the next."""
+        self.engine.cache_bytes = self.options.registration_cache
 
     @property
     def _spare(self) -> int:
@@ -175,24 +173,23 @@ class Link:
         """How many bytes each receive takes."""
         return self.options.max_message_size + HEADER
 
-    def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
+    def _open(self, made: Made, settings: Settings, local_address: str) -> tuple[Context, int]:
         """Open the device, and find the port: those that own the TCP connection's address first."""
         if isinstance(settings.device, Context):
             context = settings.device
         elif settings.device is None and (owner := owner_of(local_address)):
-            context = stack.enter_context(Context(owner[0]))
+            context = made.keep(Context(owner[0]))
             if settings.port_num is None:
                 return context, owner[1]
         else:
-            context = stack.enter_context(open_device(settings.device))
+            context = made.keep(open_device(settings.device))
         if settings.port_num is not None:
             return context, context.check_port(settings.port_num)
         return context, context.active_port() or 1
 
-    def _domain(self, stack: ExitStack) -> tuple[PD, CompChannel]:
+    def _domain(self, made: Made) -> tuple[PD, CompChannel]:
         """Return where memory is registered, and what tells of completions."""
-        pd = stack.enter_context(self.context.alloc_pd())
-        return pd, stack.enter_context(self.context.create_comp_channel())
+        return made.keep(self.context.alloc_pd()), made.keep(self.context.create_comp_channel())
 
     def _check_transport(self) -> None:
         check_transport(self.context)
@@ -221,14 +218,25 @@ class Link:
             gid_netdev=settings.gid_netdev,
         )
 
-    def _alloc(self, stack: ExitStack, what: str, count: int, size: int, access: AccessFlags) -> MR:
+    def _memory(self, made: Made, slots: int) -> tuple[MRSlice, MRSlice]:
+        """Make the memory of the cells and of the receive slots: one region, but where they differ in access."""
+        cells, ring = self.options.send_depth * (CELL + HEADER), slots * _aligned(self._slot_size)
+        if self.read_access != AccessFlags.LOCAL_WRITE:
+            return self._alloc(made, cells, self.read_access)[:], self._alloc(made, ring, AccessFlags.LOCAL_WRITE)[:]
+        start = _aligned(cells)
+        region = self._alloc(made, start + ring, AccessFlags.LOCAL_WRITE)
+        return region[:cells], region[start:]
+
+    def _alloc(self, made: Made, nbytes: int, access: AccessFlags) -> MR:
         try:
-            memory = arena(count * size)
+            memory = arena(nbytes)
         except (OSError, OverflowError) as error:
             raise VerbsOSError(
-                errno.ENOMEM, "mmap", f"{what} of this connection come to {count} × {size} bytes"
+                errno.ENOMEM,
+                "mmap",
+                f"recv_depth × max_message_size and send_depth cells of this connection come to {nbytes} bytes",
             ) from error
-        return stack.enter_context(self.pd.reg_mr(memory, access))
+        return made.keep(self.pd.reg_mr(memory, access))
 
     def _create_qp(self, init: QPInitAttr) -> QP:
         try:
@@ -370,7 +378,8 @@ class Link:
                 region = NamedMR(self, buffer, access)
             except VerbsOSError as error:
                 # Pinned memory is limited, and the cache may have some of it.
-                if error.errno not in (errno.ENOMEM, errno.EAGAIN) or self.cache is None or not self.cache.clear():
+                cache = self.engine._cache
+                if error.errno not in (errno.ENOMEM, errno.EAGAIN) or cache is None or not cache.clear():
                     raise
                 region = NamedMR(self, buffer, access)
         lib.pvl_count_registration(self.engine._c)
@@ -456,7 +465,7 @@ class Link:
         self.qp.close()  # and the engine before it
         for thing in reversed(self._kept):
             thing.close()
-        self._stack.close()
+        self._made.close()
         self._kept = []
 
 
@@ -464,7 +473,7 @@ def fitting(options: Options, limits: DeviceAttr, extra: int) -> Options:
     """Cut the options to what a device allows, with so many receives beside those for messages."""
     fitted = options.within(limits)
     most = max(1, (min(limits.max_qp_wr, limits.max_cqe // 2) - extra) * 2 // 3)
-    return replace(fitted, recv_depth=min(fitted.recv_depth, most))
+    return fitted if fitted.recv_depth <= most else replace(fitted, recv_depth=most)
 
 
 def check_transport(context: Context) -> None:

@@ -38,13 +38,13 @@ class TemporaryMR:
     """
 
     def __init__(
-        self, engine: CData, pd: CData, memory: memoryview, access: AccessFlags, owner: set[TemporaryMR]
+        self, engine: CData, pd: CData, memory: memoryview, access: AccessFlags, owner: dict[TemporaryMR, None]
     ) -> None:
         self._c: CData = ffi.new("struct pvl_region *")
         self._owner = owner
         self._pinned = Pinned(memory)
         self.addr, self.length = self._pinned.addr, self._pinned.nbytes
-        owner.add(self)
+        owner[self] = None
         if rc := lib.pvl_register(engine, self._c, pd, self.addr, self.length, access):
             self.close()
             if rc == lib.PVL_STOPPED:
@@ -65,7 +65,7 @@ class TemporaryMR:
         """Deregister it and let the memory go; safe to call again, and from any thread."""
         check_rc("ibv_dereg_mr", lib.pvl_deregister(self._c))
         self._pinned.release()
-        self._owner.discard(self)
+        self._owner.pop(self, None)
 
 
 class CachedRegion(TemporaryMR):
@@ -93,7 +93,7 @@ class DeviceRegion(TemporaryMR):
     """Memory of an accelerator that is registered for one operation."""
 
     def __init__(
-        self, engine: CData, pd: CData, memory: DeviceMemory, access: AccessFlags, owner: set[TemporaryMR]
+        self, engine: CData, pd: CData, memory: DeviceMemory, access: AccessFlags, owner: dict[TemporaryMR, None]
     ) -> None:
         from ._accelerator import export_dmabuf
 
@@ -103,7 +103,7 @@ class DeviceRegion(TemporaryMR):
         self.addr, self.length = memory.addr, memory.nbytes
         fd, offset = export_dmabuf(memory)
         try:
-            owner.add(self)
+            owner[self] = None
             rc = lib.pvl_register_dmabuf(engine, self._c, pd, offset, self.length, self.addr, fd, access)
         finally:
             os.close(fd)
@@ -119,7 +119,7 @@ class DeviceRegion(TemporaryMR):
         """Deregister it and let the memory go; safe to call again, and from any thread."""
         check_rc("ibv_dereg_mr", lib.pvl_deregister(self._c))
         self._memory = None
-        self._owner.discard(self)
+        self._owner.pop(self, None)
 
 
 Region: TypeAlias = MR | TemporaryMR

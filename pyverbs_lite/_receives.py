@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .ffi import CData, ffi
-from .mr import MR
+from .mr import MRSlice
 from .qp import QP
 
 __all__ = ["Receives"]
@@ -13,21 +13,21 @@ class Receives:
     """The receives of one QP: a ring of slots.
 
     Args:
-        memory: one region for all slots.
+        memory: for all slots.
         size: bytes that one receive takes.
         slots: how many there are.
     """
 
-    def __init__(self, memory: MR, size: int, slots: int, qp: QP) -> None:
+    def __init__(self, memory: MRSlice, size: int, slots: int, qp: QP) -> None:
         self.c: CData = ffi.new("struct pvl_receives *")
         self.c.addr, self.c.lkey = memory.addr, memory.lkey
         self.c.size, self.c.stride, self.c.slots = size, memory.length // slots, slots
         self.c.qp = qp._handle
         self.slots = slots
         self._stride = memory.length // slots
-        self._memory = memory
+        self._region, self._start = memory.mr, memory.offset
 
     def view(self, slot: int, start: int, length: int) -> memoryview:
         """View a part of a slot."""
-        start += slot * self._stride
-        return self._memory.view[start : start + length]
+        start += self._start + slot * self._stride
+        return self._region.view[start : start + length]

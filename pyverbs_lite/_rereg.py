@@ -55,7 +55,7 @@ class Reregistration(Resource):
         @property
         def _in_flight(self) -> int: ...
 
-    _windows: set[int]
+    _windows: dict[int, None]
     _destroy: _Deregister
     #: Whether changing it failed so that it can only be closed.
     _spoiled: bool = False

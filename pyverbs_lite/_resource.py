@@ -3,7 +3,7 @@
 1. A child holds its parents strongly; a parent knows its children weakly. Children register themselves.
 2. ``close()`` is idempotent and closes children youngest first, then destroys. A dependant is always younger than what
    it depends on, so that order is always legal. If destroying fails the handle stays, and a retry is possible.
-3. ``weakref.finalize`` is the net under it: it destroys, then warns; it never raises, and it does nothing in a
+3. A finaliser is the net under it, also at exit: it destroys, then warns; it never raises, and it does nothing in a
    forked child, whose handles belong to the parent process.
 """
 
@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, cast
 
 from typing_extensions import Self
 
@@ -58,9 +58,8 @@ class _Handle:
         self.cdata: CData | None = cdata
         self.destroy = destroy
         self.parents = parents
-        self.children: set[_Handle] = set()
-        for parent in parents:
-            parent.children.add(self)
+        #: Each child, and where the object is that is to be closed before this one; None for one that need not be.
+        self.children: dict[_Handle, _Net | None] = {}
         self.dropped = False
         self.label = label
         self.pid = _pid
@@ -89,8 +88,59 @@ class _Handle:
     def leave(self) -> None:
         """Stop being a child."""
         for parent in self.parents:
-            parent.children.discard(self)
+            parent.children.pop(self, None)
         self.parents = ()
+
+
+class _Net(weakref.ref["Resource"]):
+    """Calls ``_abandoned`` when its object is collected, or at exit: a ``weakref.finalize`` of a third the size."""
+
+    __slots__ = ("atexit", "handle")
+
+    atexit: bool
+    handle: _Handle
+
+    def __new__(cls, owner: Resource, handle: _Handle) -> Self:
+        net = super().__new__(cls, owner, _fallen)
+        net.handle = handle
+        net.atexit = True
+        _nets[net] = None
+        return net
+
+    # Not those of the object, and not after it is gone: each is itself.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has still something to do."""
+        return self in _nets
+
+    def detach(self) -> None:
+        """Have nothing to do any more."""
+        _nets.pop(self, None)
+
+
+#: Those that have something to do, oldest first.
+_nets: dict[_Net, None] = {}
+
+
+def _fallen(net: _Net, nets: dict[_Net, None] = _nets) -> None:
+    # By its own reference: when the interpreter ends the name may be gone, and then nothing is left to do.
+    if nets.pop(net, False) is None:
+        _abandoned(net.handle)
+
+
+def _at_exit(nets: dict[_Net, None] = _nets) -> None:
+    """Destroy what is left, youngest first."""
+    for net in reversed(list(nets)):
+        if net.atexit:
+            _fallen(net, nets)
+    nets.clear()
+
+
+# Among the finalisers of everything else it is the oldest, so connections are closed before what they are made of.
+weakref.finalize(_Net, _at_exit)
 
 
 def _abandoned(handle: _Handle) -> None:
@@ -136,35 +186,38 @@ class Resource:
         self, cdata: CData, destroy: Callable[[CData], None], *parents: Resource, label: str | None = None
     ) -> None:
         """Take ownership of a handle, and become a child of ``parents``; ``destroy`` must not lead to this object."""
-        self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         self._serial = next(_serials)
         self._parents = parents
         owners = tuple(parent._owned for parent in parents)
         self._owned = _Handle(cdata, destroy, owners, label or f"{type(self).__name__} object")
-        self._finalizer = weakref.finalize(self, _abandoned, self._owned)
-        for parent in parents:
-            parent._children[self._serial] = self
+        self._finalizer = _Net(self, self._owned)
+        for owner in owners:
+            owner.children[self._owned] = self._finalizer
+
+    @property
+    def _children(self) -> list[Resource]:
+        """The children that are there."""
+        # A list of the references first, because another thread may add a child meanwhile.
+        references = list(self._owned.children.values())
+        return [child for ref in references if ref is not None and (child := ref()) is not None]
 
     def _attach(self, parent: Resource, *, closed_with: bool = True) -> None:
         """Become a child of one more object; with ``closed_with`` False only in the order of collection."""
         self._owned.parents += (parent._owned,)
-        parent._owned.children.add(self._owned)
+        parent._owned.children[self._owned] = self._finalizer if closed_with else None
         if closed_with:
             self._parents += (parent,)
-            parent._children[self._serial] = self
 
     def _detach(self, parent: Resource) -> None:
         """Stop being a child of an object, which need not be open any more."""
         self._owned.parents = tuple(owner for owner in self._owned.parents if owner is not parent._owned)
-        parent._owned.children.discard(self._owned)
+        parent._owned.children.pop(self._owned, None)
         self._parents = tuple(other for other in self._parents if other is not parent)
-        parent._children.pop(self._serial, None)
 
     def _make(self, kind: str, *args: object, **options: object) -> Resource:
         """Make a child of a class that this module cannot import, because it imports this one."""
-        if kind not in Resource._kinds:
-            find(kind)  # imports its module, and by that it is known
-        return Resource._kinds[kind](self, *args, **options)  # type: ignore[call-arg]
+        cls = Resource._kinds.get(kind) or cast("type[Resource]", find(kind))
+        return cls(self, *args, **options)  # type: ignore[call-arg]
 
     @property
     def closed(self) -> bool:
@@ -219,15 +272,11 @@ class Resource:
                 owned.closing = False
 
     def _close(self, owned: _Handle) -> None:
-        # A list of references, because another thread may add a child meanwhile.
-        children = [child for ref in self._children.valuerefs() if (child := ref()) is not None]
-        for child in sorted(children, key=lambda c: (c._closes_early, c._serial), reverse=True):
+        for child in sorted(self._children, key=lambda c: (c._closes_early, c._serial), reverse=True):
             child.close()
         self._before_destroy()
         owned.close()
         self._finalizer.detach()
-        for parent in self._parents:
-            parent._children.pop(self._serial, None)
         self._parents = ()
         self._after_destroy()
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from . import gid
@@ -106,6 +105,8 @@ class Settings:
         known = {name for name, _ in _each_option()}
         for name in given:
             if name not in known:
+                from difflib import get_close_matches
+
                 near = get_close_matches(name, known, 1)
                 raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         tuning = {name: value for name, value in given.items() if name in Tuning.__annotations__}

@@ -12,6 +12,7 @@ from ._buffer import Memory, look_at
 from ._control import Control, Peer
 from ._hub import Hub
 from ._link import Link, Named, check_transport, fitting
+from ._made import Made
 from ._options import Options
 from ._settings import Settings, check_name, owner_of, port_of
 from .comp_channel import CompChannel
@@ -205,17 +206,17 @@ class ServerLink(Link):
         self._shared, self.control, self._hub = shared, control, shared.hub
         super().__init__(shared.settings, control, peer, remote_gid)
 
-    def _open(self, stack: ExitStack, settings: Settings, local_address: str) -> tuple[Context, int]:
+    def _open(self, made: Made, settings: Settings, local_address: str) -> tuple[Context, int]:
         return self._shared.context, self._shared.port_for(local_address)
 
     def _fit(self, options: Options) -> Options:
         return self._shared.options
 
-    def _domain(self, stack: ExitStack) -> tuple[PD, CompChannel]:
+    def _domain(self, made: Made) -> tuple[PD, CompChannel]:
         return self._shared.pd, self._shared.channel
 
-    def _cache(self, stack: ExitStack) -> RegistrationCache | None:
-        return self._shared.cache
+    def _use_cache(self) -> None:
+        self.engine._cache = self._shared.cache
 
     @property
     def remote_access(self) -> AccessFlags:

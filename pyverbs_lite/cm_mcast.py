@@ -47,7 +47,7 @@ class CMGroup(Resource):
         with owner._place.lock:
             handle = owner._handle
             owner._require_device("join_multicast")
-            for other in list(owner._children.values()):
+            for other in owner._children:
                 if isinstance(other, CMGroup) and other.address[0] == address[0] and not other.closed:
                     raise StateError(f"it is in the group {address[0]} already")
             groups[serial] = self  # before the event can come

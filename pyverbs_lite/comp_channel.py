@@ -26,8 +26,9 @@ class CompChannel(Resource):
     def __init__(self, context: Context) -> None:
         self.context = context
         self._lock = threading.RLock()
-        #: Who sleeps here is told when somebody took events, or stopped sleeping on the descriptor.
-        self._news = threading.Condition(self._lock)
+        #: Who sleeps here is told when somebody took events, or stopped sleeping on the descriptor; made for the first
+        #: who waits for that, with the lock held, for few channels are shared and there may be thousands.
+        self._news: threading.Condition | None = None
         self._taken = 0
         self._reader: tuple[int, object] | None = None
         handle = check_ptr("ibv_create_comp_channel", lib.ibv_create_comp_channel(context._handle))
@@ -46,12 +47,16 @@ class CompChannel(Resource):
 
         Verb: ibv_get_cq_event, ibv_ack_cq_events
         """
-        with self._news:
+        with self._lock:
             count = check_neg("ibv_get_cq_event", lib.pvl_drain_events(self._handle))
             if count:
                 self._taken += count
-                self._news.notify_all()
+                self._tell()
             return count
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.notify_all()
 
     def _sleep(self, seconds: float, seen: int) -> None:
         """Sleep until events came, or until any thread took some since ``_taken`` was ``seen``; signal handlers run.
@@ -61,10 +66,11 @@ class CompChannel(Resource):
         """
         before, me = self._reader, (threading.get_ident(), object())
         try:
-            with self._news:
+            with self._lock:
                 if self._taken != seen:
                     return
                 if self._reader is not None and self._reader[0] != me[0]:  # a signal handler may sleep in our sleep
+                    self._news = self._news or threading.Condition(self._lock)
                     self._news.wait(seconds)
                     return
                 before, self._reader = self._reader, me
@@ -75,8 +81,8 @@ class CompChannel(Resource):
         finally:
             if self._reader is me:
                 self._reader = before
-                with self._news:  # somebody else has to take over
-                    self._news.notify_all()
+                with self._lock:  # somebody else has to take over
+                    self._tell()
 
 
 class Destroy:

@@ -219,7 +219,7 @@ class Connection(Receiver, Starter):
     @property
     def registration_cache(self) -> RegistrationCache | None:
         """What keeps memory registered between operations, with its ``stats``; None if that was turned off."""
-        return self._link.cache
+        return self._engine.cache
 
     @property
     def stats(self) -> ConnectionStats:

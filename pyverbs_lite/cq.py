@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-import weakref
+from contextlib import suppress
 
 from ._args import Deadline, check_int
 from ._check import check_ptr, check_rc, os_error
@@ -14,7 +14,7 @@ from ._resource import Resource
 from .comp_channel import CompChannel, Destroy
 from .device import Context
 from .enums import CQAttrMask, WCFlags
-from .errors import WaitTimeout
+from .errors import VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
 from .mw import window_invalidated
 from .wr import WC, relabel_inv, wc_from_c
@@ -59,8 +59,8 @@ class CQ(Resource):
         handle = self._create(cqe, ffi.NULL if channel is None else channel._handle, comp_vector)
         self.cqe: int = handle.cqe
         self._lock = threading.RLock()
-        #: QP number -> what is in flight there.
-        self._ledgers: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
+        #: QP number -> what is in flight there; until the QP is destroyed.
+        self._ledgers: dict[int, Ledger] = {}
         self._raw = ffi.new("struct ibv_wc[]", _BATCH)
         self._got = ffi.new("int *")
         self._woke = ffi.new("int *")
@@ -231,8 +231,7 @@ class CQ(Resource):
 
     def _holder(self, serial: int) -> Ledger | None:
         """Find a request of a queue that has no QP number, such as a WQ's: by its own number, which is unique."""
-        ledgers = (reference() for reference in self._ledgers.valuerefs())
-        return next((ledger for ledger in ledgers if ledger is not None and ledger.find(serial) is not None), None)
+        return next((ledger for ledger in list(self._ledgers.values()) if ledger.find(serial) is not None), None)
 
     def _harvest(self) -> None:
         """Read every completion there is, while the requests they belong to are still known."""
@@ -240,3 +239,10 @@ class CQ(Resource):
             for _ in range(self.cqe // _BATCH + 1):  # others may be filling the queue meanwhile
                 if not self._fetch(0.0):
                     break
+
+    def _forget(self, number: int, ledger: Ledger) -> None:
+        """Read what a queue that was destroyed has left, and know it no more."""
+        with suppress(VerbsError):
+            self._harvest()
+        if self._ledgers.get(number) is ledger:  # else a new QP has got the number
+            self._ledgers.pop(number, None)

@@ -179,11 +179,9 @@ def _event(root: Resource, raw: CData) -> AsyncEvent:
 
 
 def _descendants(root: Resource) -> Iterator[Resource]:
-    for reference in root._children.valuerefs():
-        child = reference()
-        if child is not None:
-            yield child
-            yield from _descendants(child)
+    for child in root._children:
+        yield child
+        yield from _descendants(child)
 
 
 def _find(root: Resource, raw: CData, number: str = "") -> Resource | None:

@@ -59,7 +59,7 @@ class Multicast(Resource):
         self.lid: int = lid
         with qp._lock:
             handle = qp._handle
-            for other in list(qp._children.values()):
+            for other in qp._children:
                 if isinstance(other, Multicast) and (other.gid, other.lid, other.closed) == (group, lid, False):
                     raise StateError(f"{qp!r} is in the multicast group {group} already")
             check_rc("ibv_attach_mcast", lib.ibv_attach_mcast(handle, raw, lid))

@@ -149,8 +149,8 @@ class MR(Reregistration):
         #: Requests that use this region: numbers of those that Python knows, and a count of those that only C does.
         self._holders: set[int] = set()
         self._c: CData = ffi.gc(check_ptr("calloc", lib.pvl_memory_new(addr, self.lkey)), lib.pvl_memory_put)
-        #: Memory windows that may be bound to it: their serial numbers.
-        self._windows: set[int] = set()
+        #: Memory windows that may be bound to it: their serial numbers, in a dictionary for the memory it takes empty.
+        self._windows: dict[int, None] = {}
         self._destroy = _Deregister(self, destroy or _dereg_mr)
         self._own(handle, self._destroy, *(parents or (pd,)), label=f"{type(self).__name__} of {length} bytes")
 

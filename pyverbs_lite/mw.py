@@ -177,10 +177,10 @@ class MW(Resource):
         old, self._state = self._state, new
         if new.mr is not old.mr:
             if old.mr is not None:
-                old.mr._windows.discard(self._serial)
+                old.mr._windows.pop(self._serial, None)
                 self._detach(old.mr)
             if new.mr is not None:
-                new.mr._windows.add(self._serial)
+                new.mr._windows[self._serial] = None
                 self._attach(new.mr, closed_with=False)
             self._destroy.bound = None if new.mr is None else new.mr._windows
         if new.qp is not old.qp:
@@ -267,10 +267,10 @@ class _DeallocMW:
     __slots__ = ("bound", "serial")
 
     def __init__(self) -> None:
-        self.bound: set[int] | None = None
+        self.bound: dict[int, None] | None = None
         self.serial = -1
 
     def __call__(self, handle: CData) -> None:
         check_rc("ibv_dealloc_mw", lib.ibv_dealloc_mw(handle))
         if self.bound is not None:
-            self.bound.discard(self.serial)
+            self.bound.pop(self.serial, None)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["ECE", "QP", "QPInitAttr"]
 
 
+_NO_BATCHES: weakref.WeakValueDictionary[int, WRBatch] = weakref.WeakValueDictionary()
+
+
 class QP(Windows):
     """A queue pair; made in RESET by ``PD.create_qp``.
 
@@ -48,6 +51,8 @@ class QP(Windows):
     """
 
     _closes_early = True
+    #: The open batch of each thread; the first batch gives the QP a dictionary of its own.
+    _batches = _NO_BATCHES
 
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None:
         check_init(pd, init_attr)
@@ -63,12 +68,10 @@ class QP(Windows):
         self._max_tso_header = init_attr.max_tso_header
         self._datagram: int | None = None
         self._lock = threading.RLock()
-        #: The open batch of each thread.
-        self._batches: weakref.WeakValueDictionary[int, WRBatch] = weakref.WeakValueDictionary()
         self._ledger = Ledger(self.qp_type, None if self.srq is None else self.srq._queue)
         cqs = [cq for cq in (self.send_cq, self.recv_cq) if cq is not None]
         needs = [thing for thing in (self.srq, self.xrcd, init_attr.ind_table) if thing is not None]
-        destroy = _DestroyQP(self._lock, self._ledger, *cqs)
+        destroy = _DestroyQP(self._lock, self.qp_num, self._ledger, *cqs)
         self._own(handle, destroy, pd, *cqs, *needs, label=f"QP {self.qp_num:#x}")
         for cq in cqs:
             cq._ledgers[self.qp_num] = self._ledger
@@ -196,19 +199,19 @@ class QP(Windows):
 class _DestroyQP:
     """Destroys a QP, reads the completions that it leaves behind, and lets go of its memory regions."""
 
-    __slots__ = ("harvests", "ledger", "lock")
+    __slots__ = ("cqs", "ledger", "lock", "number")
 
-    def __init__(self, lock: threading.RLock, ledger: Ledger, *cqs: CQ) -> None:
+    def __init__(self, lock: threading.RLock, number: int, ledger: Ledger, *cqs: CQ) -> None:
         self.lock = lock
+        self.number = number
         self.ledger = ledger
         # Weak, because a finaliser that leads to a CQ would keep what hangs on it, perhaps the QP, for ever.
-        self.harvests = [weakref.WeakMethod(cq._harvest) for cq in cqs]
+        self.cqs = tuple(weakref.ref(cq) for cq in dict.fromkeys(cqs))
 
     def __call__(self, handle: CData) -> None:
         with self.lock:
             check_rc("ibv_destroy_qp", lib.ibv_destroy_qp(handle))
-        for reference in self.harvests:
-            if (harvest := reference()) is not None:
-                with suppress(VerbsError):
-                    harvest()
+        for reference in self.cqs:
+            if (cq := reference()) is not None:
+                cq._forget(self.number, self.ledger)
         self.ledger.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from ._posting import post
 from ._resource import Resource
 from ._rules import check_recv
 from .enums import QPType, SRQAttrMask, SRQInitAttrMask, SRQType
-from .errors import VerbsError
 from .ffi import CData, ffi, lib
 from .pd import PD
 from .wr import RecvWR
@@ -106,12 +104,12 @@ class SRQ(Resource):
         self.grh_room = 0
         self._lock = threading.RLock()
         self._queue = InFlight(in_order=False)
-        destroy = _DestroySRQ(self._lock, self._queue, self.cq)
+        ledger = Ledger(QPType.XRC_RECV, self._queue)
+        destroy = _DestroySRQ(self._lock, ledger, self.cq)
         self._own(handle, destroy, *parents, label=f"SRQ of {pd.context.name}")
         if self.cq is not None:
             # XRC_RECV QPs have no receive CQ, and may be another process's: only the SRQ knows these receives.
-            self._ledger = Ledger(QPType.XRC_RECV, self._queue)
-            self.cq._ledgers[-1 - self._serial] = self._ledger  # a key that is no QP's number
+            self.cq._ledgers[-id(ledger)] = ledger  # a key that is no QP's number
 
     def __repr__(self) -> str:
         return f"<{self.srq_type.name} SRQ of {self.max_wr} receives{' (closed)' if self.closed else ''}>"
@@ -241,18 +239,17 @@ def _extend(raw: CData, pd: PD, init_attr: SRQInitAttr) -> list[Resource]:
 class _DestroySRQ:
     """Destroys an SRQ, reads the completions that it leaves behind, and lets go of what was never received."""
 
-    __slots__ = ("harvest", "lock", "queue")
+    __slots__ = ("cq", "ledger", "lock")
 
-    def __init__(self, lock: threading.RLock, queue: InFlight, cq: CQ | None) -> None:
+    def __init__(self, lock: threading.RLock, ledger: Ledger, cq: CQ | None) -> None:
         self.lock = lock
-        self.queue = queue
+        self.ledger = ledger
         # Weak, because a finaliser that leads to a CQ would keep what hangs on it for ever.
-        self.harvest = None if cq is None else weakref.WeakMethod(cq._harvest)
+        self.cq = None if cq is None else weakref.ref(cq)
 
     def __call__(self, handle: CData) -> None:
         with self.lock:
             check_rc("ibv_destroy_srq", lib.ibv_destroy_srq(handle))
-        if self.harvest is not None and (harvest := self.harvest()) is not None:
-            with suppress(VerbsError):
-                harvest()
-        self.queue.clear()
+        if self.cq is not None and (cq := self.cq()) is not None:
+            cq._forget(-id(self.ledger), self.ledger)
+        self.ledger.recvs.clear()

@@ -321,7 +321,7 @@ class _Side:
         self.domain = 0
         self.phase = _Phase.OPENING
         self.opening: tuple[FrameType, ...] = _OPENING  # what is still to come of it
-        self.names: set[str] = set()
+        self.names: dict[str, None] = {}  # a set, and an empty one takes a third of a set's memory
 
     @property
     def may(self) -> list[FrameType]:
@@ -334,8 +334,10 @@ class _Side:
 
     def check_order(self, kind: int) -> None:
         # A frame of a later version, to be skipped, may stand wherever BUFFER may.
-        if (kind not in self.may) if kind in _FRAMES else (self.phase not in _OPEN):
-            name = FrameType(kind).name if kind in _FRAMES else f"a frame of type {kind}"
+        frame = _FRAMES.get(kind)
+        fits = self.phase in _OPEN if frame is None else self.opening[:1] == (kind,) or self.phase in frame.next
+        if not fits:
+            name = FrameType(kind).name if frame is not None else f"a frame of type {kind}"
             may = " or ".join(other.name for other in self.may) or "nothing"
             raise self.error(f"{self.who} sent {name} {self.place}, where {may} may come")
 
@@ -349,11 +351,11 @@ class _Side:
             case BufferAdded(buffer):
                 if len(self.names) == MAX_BUFFERS and buffer.name not in self.names:
                     raise self.error(f"{self.who} named more than {MAX_BUFFERS} buffers")
-                self.names.add(buffer.name)
+                self.names[buffer.name] = None
             case BufferWithdrawn(name):
                 if name not in self.names:
                     raise self.error(f"{self.who} withdrew {name!r}, and no buffer has that name")
-                self.names.remove(name)
+                del self.names[name]
         if self.opening[:1] == (kind,):
             self.opening = self.opening[1:]
             self.phase = self.phase if self.opening else _Phase.GREETED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ._args import check_flags, check_int
@@ -28,7 +27,7 @@ from .enums import (
     WQState,
     WQType,
 )
-from .errors import InvalidTransition, StateError, VerbsError
+from .errors import InvalidTransition, StateError
 from .ffi import CData, ffi, lib
 from .pd import PD
 from .wr import RecvWR
@@ -119,7 +118,7 @@ class WQ(Resource):
         self._ledger = Ledger(QPType.RAW_PACKET)
         destroy = _DestroyWQ(self._lock, self._ledger, self.cq)
         self._own(handle, destroy, context, self.pd, self.cq, label=f"WQ {self.wq_num:#x}")
-        self.cq._ledgers[-1 - self._serial] = self._ledger  # a key that is no QP's number
+        self.cq._ledgers[-id(self._ledger)] = self._ledger  # a key that is no QP's number
 
     def __repr__(self) -> str:
         return f"<WQ {self.wq_num:#x} {'(closed)' if self.closed else f'in {self.state.name}'}>"
@@ -238,19 +237,18 @@ class RwqIndTable(Resource):
 class _DestroyWQ:
     """Destroys a WQ, reads the completions that it leaves behind, and lets go of its memory regions."""
 
-    __slots__ = ("harvest", "ledger", "lock")
+    __slots__ = ("cq", "ledger", "lock")
 
     def __init__(self, lock: threading.RLock, ledger: Ledger, cq: CQ) -> None:
         self.lock = lock
         self.ledger = ledger
-        self.harvest = weakref.WeakMethod(cq._harvest)  # weak: see a QP's
+        self.cq = weakref.ref(cq)  # weak: see a QP's
 
     def __call__(self, handle: CData) -> None:
         with self.lock:
             check_rc("ibv_destroy_wq", lib.ibv_destroy_wq(handle))
-        if (harvest := self.harvest()) is not None:
-            with suppress(VerbsError):
-                harvest()
+        if (cq := self.cq()) is not None:
+            cq._forget(-id(self.ledger), self.ledger)
         self.ledger.clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -91,7 +92,7 @@ class WRBatch:
         if self._thread is not None:
             raise StateError("this batch was used already: wr_batch() starts another")
         self._thread = thread
-        self._qp._batches[thread] = self
+        vars(self._qp).setdefault("_batches", weakref.WeakValueDictionary())[thread] = self
         return self
 
     def __exit__(

@@ -40,6 +40,16 @@ def test_the_layer_is_timed_on_the_null_provider(null):
     assert figures["c write"].median < figures["fused"].median < figures["write"].median
 
 
+def test_a_connection_takes_little_python_memory(null):
+    with layer.Worker("bench.process", LD_PRELOAD=null) as worker:
+        assert 4096 < worker.run("memory", 20) < 20 * 1024  # the goal is 16; this is against growth unseen
+
+
+def test_a_connection_takes_few_python_calls(null):
+    with layer.Worker("bench.process", LD_PRELOAD=null) as worker:
+        assert 200 < worker.run("calls of a life", 1) < 1800
+
+
 @pytest.mark.parametrize("module", ["ibverbs", "pyverbs"])
 def test_a_peer_is_timed_on_the_null_provider(null, module):
     if module in layer.peers():
@@ -80,6 +90,14 @@ def test_a_row_is_held_against_its_goal():
     assert read.met(figures) is False  # slower than C by its median
     assert by_name["life: pvl"].met(figures) is None
     assert all(len(cells(row, figures)) == len(COLUMNS) for row in ROWS)
+
+
+def test_noise_to_both_sides_is_no_distance():
+    row = next(row for row in ROWS if row.how == "apart")
+    samples = {row.own: [104.0, 95.0, 101.0, 99.0, 100.0], row.floor: [100.0] * 5}
+    figures = {name: Figure.of(values).record() for name, values in samples.items()}
+    assert row.value(figures, "median") == 0
+    assert row.value(figures, "minimum") == pytest.approx(5)
 
 
 def test_the_page_is_what_the_results_say():

@@ -397,7 +397,7 @@ def test_the_qp_is_of_the_right_device_and_kind() -> None:
                 cmid.create_qp(pd, init_attr(cmid.context))
             qp.close()
             assert cmid.create_qp(pd, init_attr(cmid.context)).state == pvl.QPState.INIT
-            for cq in list(cmid.context._children.values()):
+            for cq in cmid.context._children:
                 cq.close()
 
 

@@ -36,7 +36,17 @@ HEAVY = {
     "typing_extensions",
 }
 #: What even a connection does without.
-HEAVIER = {"asyncio", "concurrent.futures", "ctypes", "importlib.metadata", "logging", "pathlib", "secrets", "ssl"}
+HEAVIER = {
+    "asyncio",
+    "concurrent.futures",
+    "ctypes",
+    "hashlib",
+    "importlib.metadata",
+    "logging",
+    "pathlib",
+    "secrets",
+    "ssl",
+}
 
 
 def loaded(code):

@@ -115,6 +115,7 @@ LAYERS = {
     "_settings": 4,
     "_operation": 4,
     "_link": 4,
+    "_made": 3,
     "_views": 4,
     "_device_attr": 3,
     "_engine": 4,

@@ -122,7 +122,7 @@ def test_a_child_of_two_parents_is_closed_once_and_forgotten_by_both():
     context, pd, cq, mr, qp = family(log)
     cq.close()
     assert qp.closed
-    assert list(pd._children.values()) == [mr]
+    assert pd._children == [mr]
     context.close()
     assert log == ["qp", "cq", "mr", "pd", "context"]
 
@@ -326,6 +326,31 @@ def test_nothing_is_left_to_finalise_after_close(unraisable):
     del thing
     gc.collect()
     assert log == ["pd"]
+
+
+def test_a_child_whose_module_was_not_imported_yet(monkeypatch):
+    monkeypatch.delitem(Resource._kinds, "Thing")
+    monkeypatch.setattr("pyverbs_lite._resource.find", {"Thing": lambda parent, log: Thing(log, "mr", parent)}.get)
+    log = []
+    pd = Thing(log, "pd")
+    mr = pd._make("Thing", log)
+    pd.close()
+    assert mr.closed
+    assert log == ["mr", "pd"]
+
+
+def test_at_exit_the_youngest_goes_first_and_what_is_borrowed_stays(unraisable):
+    from pyverbs_lite import _resource
+
+    log = []
+    pd, borrowed = Thing(log, "pd"), Thing(log, "borrowed")
+    mr = Thing(log, "mr", pd)
+    borrowed._finalizer.atexit = False
+    waiting = dict.fromkeys(thing._finalizer for thing in (pd, borrowed, mr))
+    _resource._at_exit(waiting)
+    assert log == ["mr", "pd"]
+    assert waiting == {}
+    borrowed.close()
 
 
 def test_dropped_in_a_reference_cycle(unraisable):

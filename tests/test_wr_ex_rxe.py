@@ -393,7 +393,7 @@ def test_what_the_device_has_not(pd, cq):
         qp_for(pd, cq, Ops(0), create_flags=pvl.QPCreateFlags.BLOCK_SELF_MCAST_LB)
     with pytest.raises(pvl.UnsupportedError):
         qp_for(pd, cq, Ops(0), T.UD, source_qpn=5)
-    assert not [child for child in pd._children.values() if isinstance(child, pvl.QP)]
+    assert not [child for child in pd._children if isinstance(child, pvl.QP)]
 
 
 def test_iwarp_here_has_no_such_api():
