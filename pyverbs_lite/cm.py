@@ -123,6 +123,11 @@ def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[Connec
 
 def _settings(options: ConnectOptions) -> Settings:
     settings = Settings.of(options)
+    if options.get("keep_alive"):
+        raise ValueError(
+            "keep_alive asks over a TCP socket, and a connection through librdmacm has none: a peer whose process dies"
+            " shows at once, but one whose host vanishes only by the next operation towards it"
+        )
     if settings.ssl_context is not None:
         raise ValueError(
             "ssl_context protects a TCP socket, and a connection through librdmacm has none: use authkey=, or"

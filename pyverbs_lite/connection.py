@@ -285,6 +285,8 @@ class Connection(Receiver, Starter):
 
     def _to_dial_again(self, timeout: float | None) -> Dial:
         Deadline(timeout)
+        if self._engine.foreign:
+            self._engine.refuse_late("reconnect")
         if self._dial is None:
             raise StateError(
                 "reconnect: this side has accepted the connection; the peer connects again, and accept() returns that"

@@ -445,3 +445,28 @@ def test_a_connection_that_is_dropped_is_collected(run: Any) -> None:
                 gc.collect()
 
     run(main)
+
+
+def test_a_lost_connection_is_made_anew(run: Any) -> None:
+    async def main() -> None:
+        async with await face.listen("127.0.0.1", 0, authkey="k") as listener:
+            ends: list[face.Connection] = []
+
+            async def accept() -> None:
+                ends.append(await listener.accept(20))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(accept)
+                mine = {"mine": bytearray(b"mine")}
+                left = await face.connect("127.0.0.1", listener.port, authkey="k", buffers=mine)
+            await ends.pop().close()
+            with pytest.raises(pvl.PeerClosedError):
+                await left.recv(timeout=10)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(accept)
+                again = await left.reconnect()
+            async with again, ends.pop() as right:
+                assert list(again.local) == ["mine"]
+                assert await right.read(right.remote["mine"]) == b"mine"
+
+    run(main)

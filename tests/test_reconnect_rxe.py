@@ -210,6 +210,18 @@ def test_who_may_not_is_told_why() -> None:
             left.reconnect()
 
 
+def test_a_forked_child_may_not() -> None:
+    with connected() as (left, _):
+        pid = os.fork()
+        if not pid:
+            try:
+                left.reconnect()
+            except pvl.ClosedError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_a_connection_that_works_may_be_renewed_too() -> None:
     with pvl.listen("127.0.0.1", 0) as listener:
         accepted = in_thread(listener.accept, 20)
