@@ -24,7 +24,12 @@ from pyverbs_lite import anyio as face
 
 pytestmark = pytest.mark.rdma
 
-BACKENDS = ["trio", "asyncio"]
+#: Name -> anyio's name of it, and its options.
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "trio": ("trio", {}),
+    "asyncio": ("asyncio", {}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+}
 WAYS = {
     "tcp": (face.connect, face.listen, "127.0.0.1"),
     "cm": (face.cm_connect, face.cm_listen, "192.0.2.1"),
@@ -61,12 +66,14 @@ def _warm() -> None:
 def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Run a coroutine on one backend; afterwards no descriptor, no thread and no warning may be left."""
 
+    backend, options = BACKENDS[request.param]
+
     async def limited(main: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
         with anyio.fail_after(60):
             return await main(*args)
 
     def call(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        return anyio.run(limited, main, args, backend=request.param)
+        return anyio.run(limited, main, args, backend=backend, backend_options=options)
 
     call(anyio.sleep, 0)  # what a loop opens once
     gc.collect()
