@@ -297,9 +297,14 @@ def test_what_was_made_too_late_is_closed(run: Any) -> None:
 
     async def main() -> None:
         async with face.listen("127.0.0.1", 0) as listener:
+
+            async def accept() -> None:
+                with suppress(pvl.VerbsError):  # the peer may have given up before it said anything
+                    await listener.accept(5)
+
             for _ in range(5):
                 async with anyio.create_task_group() as group:
-                    group.start_soon(listener.accept, 5)
+                    group.start_soon(accept)
                     await anyio.wait_all_tasks_blocked()
                     with anyio.move_on_after(0.02):
                         async with face.connect("127.0.0.1", listener.port):
