@@ -374,14 +374,7 @@ class Link:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
         with self.naming:  # against a thread that closes: the PD must not go while a region is being made
             self.check_open("register")
-            try:
-                region = NamedMR(self, buffer, access)
-            except VerbsOSError as error:
-                # Pinned memory is limited, and the cache may have some of it.
-                cache = self.engine._cache
-                if error.errno not in (errno.ENOMEM, errno.EAGAIN) or cache is None or not cache.clear():
-                    raise
-                region = NamedMR(self, buffer, access)
+            region = NamedMR(self, buffer, access)
         lib.pvl_count_registration(self.engine._c)
         try:
             if name is not None:

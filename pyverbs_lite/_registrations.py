@@ -24,7 +24,7 @@ from .enums import AccessFlags
 from .errors import ClosedError, VerbsError
 from .ffi import CData, ffi, lib
 
-__all__ = ["Entry", "Register", "Store"]
+__all__ = ["OUT_OF_MEMORY", "Entry", "Register", "Store", "relieve"]
 
 #: Registers a range in C: (struct pvl_region *, address, length, access) -> 0, an errno, or PVL_STOPPED.
 Register: TypeAlias = Callable[[CData, int, int, int], int]
@@ -33,7 +33,8 @@ _Key: TypeAlias = tuple[int, int, int]
 _serials = itertools.count(1)
 #: How many of a buffer's other ranges are looked at for one that contains what is asked for.
 _MOST_LOOKS = 8
-_OUT_OF_MEMORY = (errno.ENOMEM, errno.EAGAIN)
+#: How a verb says that there is no more memory to be pinned.
+OUT_OF_MEMORY = (errno.ENOMEM, errno.EAGAIN)
 # As plain numbers, for the operators of an IntFlag are written in Python.
 _LOCAL_WRITE = int(AccessFlags.LOCAL_WRITE)
 _REMOTE = int(AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC)
@@ -124,7 +125,7 @@ class Store:
         entry.users[serial] = view[:]  # an export of its own, for anybody may release the other
         self.registered.add(entry)
         rc = register(entry.c, addr, length, entry.access)
-        if rc in _OUT_OF_MEMORY and self.clear():  # pinned memory is limited, and the cache had some of it
+        if rc in OUT_OF_MEMORY and relieve():
             rc = register(entry.c, addr, length, entry.access)
         if rc:
             self.registered.discard(entry)
@@ -243,6 +244,11 @@ def _owner_gone(store: weakref.ref[Store], entry: weakref.ref[Entry], _: object)
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def relieve() -> int:
+    """Let go of what the caches have and nobody uses, for pinned memory is limited; return how many ranges that was."""
+    return sum(store.clear() for store in tuple(_stores) if not store.foreign)
 
 
 def _before_fork() -> None:

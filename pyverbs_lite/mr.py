@@ -98,7 +98,10 @@ class MR(Reregistration):
             return
         try:
             address = ffi.cast("void *", pinned.addr)
-            handle = check_ptr("ibv_reg_mr", lib.ibv_reg_mr(pd._handle, address, pinned.nbytes, allowed))
+            raw = lib.ibv_reg_mr(pd._handle, address, pinned.nbytes, allowed)
+            if not raw and _relieved(ffi.errno):
+                raw = lib.ibv_reg_mr(pd._handle, address, pinned.nbytes, allowed)
+            handle = check_ptr("ibv_reg_mr", raw)
         except BaseException:
             pinned.release()
             raise
@@ -188,6 +191,16 @@ class MR(Reregistration):
     def _before_destroy(self) -> None:
         if used := self._in_flight + len(self._holders):
             raise _busy(self.length, used)
+
+
+def _relieved(number: int) -> bool:
+    """After a registration has failed: say whether there was memory pinned that need not be."""
+    from ._registrations import OUT_OF_MEMORY, relieve
+
+    if number in OUT_OF_MEMORY and relieve():
+        return True
+    ffi.errno = number
+    return False
 
 
 def _busy(length: int, used: int) -> BusyError:

@@ -66,9 +66,9 @@ class RegistrationCache(Resource):
     registered for each use: memory whose owner may move it without a word (a tensor of torch's own, ``ctypes``,
     ``ndarray(buffer=…)``), and any use with remote access, whose key must be void afterwards.
 
-    Kept ranges are pinned, and count against RLIMIT_MEMLOCK; where a registration fails for want of that, the cache
-    lets go of all that is not in use and tries again. What is in use is never evicted. Before a fork everything is let
-    go of. Threads may share a cache.
+    Kept ranges are pinned, and count against RLIMIT_MEMLOCK; where any registration of this library fails for want of
+    that, every cache lets go of all that is not in use, and it is tried again. What is in use is never evicted. Before
+    a fork everything is let go of. Threads may share a cache.
 
     Args:
         max_bytes: the most to keep registered; the least recently used makes room.

@@ -434,6 +434,18 @@ LIMITED = """
             raise AssertionError("the limit does not hold")
         for region in held:
             region.close()
+        with pvl.RegistrationCache(pd) as other:  # the limit is the process's
+            other.get(arrays[2]).close()
+            assert cache.stats.entries == 0, cache.stats
+            pd.reg_mr(arrays[3]).close()
+            pd.pool(max_bytes=1 << 18, chunk_bytes=1 << 18).close()
+            assert other.stats.entries == 0, other.stats
+            try:
+                pd.alloc(500_000)
+            except pvl.VerbsOSError as error:
+                assert error.errno == 12 and "RLIMIT_MEMLOCK, now 400000" in str(error), error
+            else:
+                raise AssertionError("the limit does not hold")
 """
 
 
