@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing_extensions import Self
 from ._inbox import Arrival, Inbox
 from .enums import WCOpcode
 from .errors import ClosedError, StateError
-from .ffi import ffi
+from .ffi import CData, ffi
 
 __all__ = ["LentMessage"]
 
@@ -36,7 +37,9 @@ class LentMessage:
         self._length = len(arrival.view)
         self._inbox = inbox
         # All that shows the memory refers to this object, and by its end the slot is not looked at any more.
-        exporter = ffi.buffer(ffi.from_buffer(arrival.view), self._length)
+        # It refers to the ring's view by a destructor: cffi's own hold on a memoryview is no good, see Pinned.
+        place = ffi.cast("char *", ffi.from_buffer(arrival.view))
+        exporter = ffi.buffer(ffi.gc(place, functools.partial(_let_go, arrival.view)), self._length)
         if arrival.loan is not None:
             weakref.finalize(exporter, inbox.give_back, arrival.loan).atexit = False
         self._view: memoryview | None = memoryview(exporter).toreadonly()
@@ -91,6 +94,10 @@ class LentMessage:
         raise TypeError(
             "a LentMessage shows memory of one connection and cannot be pickled or copied: use bytes(message)"
         )
+
+
+def _let_go(view: memoryview, _: CData) -> None:
+    """Hold a view until what points into its memory is gone."""
 
 
 def _dropped(label: str) -> None:

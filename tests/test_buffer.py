@@ -287,7 +287,9 @@ def test_somebody_who_releases_the_view_lets_nothing_go():
 
 _LOOP = """
 import gc
+from types import SimpleNamespace
 from pyverbs_lite._buffer import Pinned
+from pyverbs_lite._lent import LentMessage
 from pyverbs_lite._operation import Operation
 
 class Loop:
@@ -295,10 +297,13 @@ class Loop:
 
 for _ in range(300):
     view = memoryview(bytearray(64))
-    held = Pinned(bytearray(64)), Operation((), view)
+    arrival = SimpleNamespace(view=memoryview(bytearray(64)), imm=None, opcode=0, byte_len=64, loan=1)
+    lent = LentMessage(SimpleNamespace(give_back=id), arrival)
+    lent._finalizer.detach()  # which would warn
+    held = Pinned(bytearray(64)), Operation((), view), lent
     loop = Loop()  # the youngest is cleared last
     loop.me, loop.view, loop.held = loop, view, held
-    del view, held, loop
+    del view, held, loop, arrival, lent
     gc.collect(0)
 print("alive")
 """
