@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 PYTHON = [sys.executable, "-W", "error"]
 #: Example -> what it prints.
 ALONE = {
+    "anyio_echo.py": "6 answers, each to its question\n",
     "parameter_server.py": "40 steps by 3 workers: [390.0, -5135.0, 120.0], each added once\n",
     "broadcast.py": "840000 bytes of float32 to each of 3 peers, whose SHA-256 is right\n",
     "kv_cache.py": "300 values are right, read while their owner was stopped\n",
