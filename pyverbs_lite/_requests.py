@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ._args import Deadline
 from ._buffer import Memory, as_bytes_view, look_at
@@ -222,12 +222,14 @@ class Mover:
         if remote.domain and (remote.domain != self._domain or remote.rkey in self._withdrawn):
             self._refuse_stale(remote, operation)
 
-    def _refuse_stale(self, remote: RemoteBuffer, operation: str) -> NoReturn:
+    def _refuse_stale(self, remote: RemoteBuffer, operation: str) -> None:
         if remote.domain != self._domain:
             this = self._link.peer.control.peer
             why = f"the connection that it came from is over, or another than this one with {this}"
-        else:
-            why = f"the peer has withdrawn {self._withdrawn[remote.rkey]!r}"
+        elif self._withdrawn.get(remote.rkey) == remote.name:
+            why = f"the peer has withdrawn {remote.name!r}"
+        else:  # the key is in use again, for a buffer that came over another connection of the same domain
+            return
         error = StaleBufferError(
             f"{operation}: {remote} is stale: {why}; nothing was posted, take it anew from conn.remote"
         )

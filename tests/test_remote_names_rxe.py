@@ -326,6 +326,7 @@ def test_a_key_that_is_used_again_is_good_again() -> None:
         peer.note(pvl.wire.BufferAdded(replace(buffer, rkey=8)))  # the name means something else now
         with pytest.raises(pvl.StaleBufferError, match="withdrawn 'a'"):
             left.read(kept)
+        left._check_remote(replace(kept, name="of another connection"), pvl.AccessFlags.REMOTE_READ, "read")
         peer.note(pvl.wire.BufferAdded(replace(buffer, name="b")))
         left._check_remote(kept, pvl.AccessFlags.REMOTE_READ, "read")
         for rkey in range(10, 5000):
