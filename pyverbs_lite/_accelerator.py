@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ._check import require
-from ._dlpack import HOST, NAMES, Export, device_type
+from ._dlpack import HOST, NAMES, Export, device_type, is_torch
 from .errors import UnsupportedError
 
 __all__ = ["DeviceMemory", "export_dmabuf", "find"]
@@ -59,7 +59,7 @@ def find(data: Any, what: str = "buffer") -> DeviceMemory | None:
     """
     where = device_type(data)
     kind = "CUDA" if where is None else NAMES.get(where, f"device {where}")
-    if hasattr(data, "data_ptr") and hasattr(data, "is_contiguous"):  # a tensor of torch
+    if is_torch(data):
         if data.device.type == "cpu":
             return None
         if where is None or where in HOST:

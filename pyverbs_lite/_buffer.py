@@ -107,12 +107,12 @@ def look_at(data: Memory, what: str) -> memoryview | DeviceMemory:
 
 
 def _without_buffer(data: Any, what: str, error: TypeError) -> memoryview:
+    from . import _dlpack
+
     kind = type(data).__name__
-    if hasattr(data, "data_ptr") and hasattr(data, "is_contiguous"):
+    if _dlpack.is_torch(data):
         return _tensor_view(data, what)
     if hasattr(data, "__dlpack__") and hasattr(data, "__dlpack_device__"):
-        from . import _dlpack
-
         if (where := _dlpack.device_type(data)) in _dlpack.HOST:
             return _dlpack.view(data, what)
         raise _on_device(what, f"{kind} on {_dlpack.NAMES.get(where or 0, where)}")

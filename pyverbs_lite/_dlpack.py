@@ -12,7 +12,7 @@ from contextlib import suppress
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
 from typing import Any
 
-__all__ = ["HOST", "NAMES", "Export", "device_type", "view"]
+__all__ = ["HOST", "NAMES", "Export", "device_type", "is_torch", "view"]
 
 #: Device type -> its name, as in ``DLDeviceType``.
 NAMES = {
@@ -121,6 +121,11 @@ class Export:
         while self._give_back:
             deleter, address = self._give_back.pop()
             _DELETER(deleter)(address)
+
+
+def is_torch(data: object) -> bool:
+    """Say whether something answers as a tensor of torch does; others have some of its words only."""
+    return all(hasattr(data, word) for word in ("data_ptr", "is_contiguous", "nbytes", "device"))
 
 
 def device_type(tensor: Any) -> int | None:

@@ -96,6 +96,22 @@ def test_empty(readonly):
     assert Pinned(Bare(array)).nbytes == 0
 
 
+def test_what_has_some_of_torch_s_words_comes_through_dlpack():
+    """As tensors of tvm do."""
+
+    class Similar(Bare):
+        device = "cpu:0"
+
+        def data_ptr(self):
+            return self.array.ctypes.data
+
+        def is_contiguous(self):
+            return True
+
+    array = np.arange(5.0)
+    assert bytes(as_bytes_view(Similar(array))) == array.tobytes()
+
+
 # Capsules written by hand: what no library here does
 
 
