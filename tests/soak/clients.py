@@ -14,7 +14,7 @@ import pyverbs_lite as pvl
 
 from . import resources
 from .faces import PATIENCE, Aio, Blocking, drive
-from .life import Home, Living
+from .life import AGAIN, Home, Living
 from .plan import Life, Settings, life_of
 from .tally import Tally, await_word, tell, tell_failure
 
@@ -68,7 +68,8 @@ class Clients:
         self._stopped.set()
 
     def _where(self, peer: int) -> int:
-        return self._ports["server" if peer % 8 == 0 else "threads" if peer % 16 == 1 else "aio"]
+        rare = {0: "server", 1: "aio", 5: "aio", 8: "server", 9: "threads", 13: "aio"}
+        return self._ports[rare.get(peer % 16, "aio_server")]
 
     def _options(self, life: Life) -> dict[str, Any]:
         return {**life.tuning, **({} if life.own_context else {"device": self._context})}
@@ -89,8 +90,9 @@ class Clients:
                 self._fail(error, f"{life}, {living.step}")
             raise
         finally:
-            if face.conn is not None:
+            if face.conn is not None and (life.end != "again" or living.step != AGAIN):
                 await face.close()
+                face.conn = None
 
     def _fail(self, error: BaseException, where: str) -> None:
         self.stop()
@@ -100,20 +102,21 @@ class Clients:
 
     def run_peer(self, peer: int) -> None:
         """Live one life after the other in this thread."""
-        home, life = Home(), None
+        home, life, face = Home(), None, Blocking(None)
         try:
             for life in self._lives(peer):
-                if life.connect_cut is not None:
+                if face.conn is None and life.connect_cut is not None:
                     try:
                         pvl.connect(
                             "127.0.0.1", self._where(peer), timeout=life.connect_cut, **self._options(life)
                         ).close()
                     except pvl.HandshakeTimeout as error:
                         self.tally.expected(error, "connect cut")
-                conn = pvl.connect("127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life))
-                face = Blocking(conn)
-                del conn
+                if face.conn is None:
+                    face.conn = pvl.connect("127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life))
                 drive(self._live(life, face, home))
+            if face.conn is not None:
+                drive(face.close())
         except Exception as error:
             if not self._stopped.is_set():
                 self._fail(error, f"{life}, connecting")
@@ -130,18 +133,19 @@ class Clients:
     # ------------------------------------------------------------ one loop for all
 
     async def _run_peer(self, peer: int) -> None:
-        home, life = Home(), None
+        home, life, face = Home(), None, Aio(None)
         try:
             for life in self._lives(peer):
-                if life.connect_cut is not None:
-                    await self._cut_connect(life)
-                async with self._dialling:
-                    conn = await pvl.aio.connect(
-                        "127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life)
-                    )
-                face = Aio(conn)
-                del conn
+                if face.conn is None:
+                    if life.connect_cut is not None:
+                        await self._cut_connect(life)
+                    async with self._dialling:
+                        face.conn = await pvl.aio.connect(
+                            "127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life)
+                        )
                 await self._live(life, face, home)
+            if face.conn is not None:
+                await face.close()
         except Exception as error:
             if not self._stopped.is_set():
                 self._fail(error, f"{life}, connecting")

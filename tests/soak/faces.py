@@ -125,6 +125,10 @@ class Aio:
         """Do nothing for a while."""
         await asyncio.sleep(seconds)
 
+    async def reconnected(self) -> Any:
+        """Connect again."""
+        return await self.conn.reconnect(timeout=PATIENCE)
+
     async def close(self) -> None:
         """Close the connection."""
         await self.conn.close()
@@ -245,6 +249,10 @@ class Blocking:
     async def pause(self, seconds: float) -> None:
         """Do nothing for a while."""
         time.sleep(seconds)
+
+    async def reconnected(self) -> Any:
+        """Connect again."""
+        return self.conn.reconnect(timeout=PATIENCE)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 import pyverbs_lite as pvl
 
 from .faces import PATIENCE, Call, Cut
@@ -18,11 +20,14 @@ from .letters import Letter, Said, Wrong, pattern
 from .plan import DATA, HOME, MESSAGE, WORDS, Life
 from .tally import Tally
 
-__all__ = ["Home", "Living"]
+__all__ = ["AGAIN", "Home", "Living"]
 
 #: Where the checked bytes start: after the words.
 _DATA = WORDS * 8
 _MASK = (1 << 64) - 1
+_A = pvl.AccessFlags
+#: The step of a life whose connection is the next one's.
+AGAIN = "the end: connected again"
 #: Answers that may be on their way: fewer than any peer has receives, so that the server never waits for long.
 _OWED = 4
 
@@ -63,6 +68,7 @@ class Living:
         self._owed: deque[tuple[int, Said, int, bool]] = deque()
         self._desk_memory = bytearray(DATA)
         self._desk: Any = None
+        self._array = np.zeros(DATA, np.uint8)
         self._remote: Any = None
 
     # ------------------------------------------------------------ letters
@@ -105,15 +111,17 @@ class Living:
 
     async def _answer(self, cut: tuple[str, float] | None = None) -> Letter:
         """Take the next answer, and check that it is the next."""
-        if next(self._keys) % 3:
-            how = (self.face.do, ()) if cut is None else (self.face.cut, (cut,))
-            data = bytes(await how[0](*how[1], "recv"))
-        else:
+        how: tuple[Any, ...] = (self.face.do,) if cut is None else (self.face.cut, cut)
+        kind = next(self._keys) % 3
+        if kind == 0:
+            data = bytes(await how[0](*how[1:], "recv"))
+        elif kind == 1:
             buffer = bytearray(MESSAGE)
-            length = await (
-                self.face.do("recv_into", buffer) if cut is None else self.face.cut(cut, "recv_into", buffer)
-            )
+            length = await how[0](*how[1:], "recv_into", buffer)
             data = bytes(buffer[:length])
+        else:
+            with await how[0](*how[1:], "recv", lend=True) as message:
+                data = bytes(message)
         letter = Letter.read(data)
         self.tally.op("recv", len(data))
         while True:
@@ -257,6 +265,9 @@ class Living:
         if source == "desk":
             self._desk_memory[:size] = body
             data = self._desk[:size]
+        elif source == "array":  # which stays registered from one operation to the next
+            self._array[:size] = np.frombuffer(body, np.uint8)
+            data = self._array[:size]
         try:
             if cut is None:
                 await self.face.do("write", self._at(at, size), data, **options)
@@ -275,7 +286,7 @@ class Living:
             self._uncertain += 1
 
     async def _read(self, at: int, size: int, into: str, cut: tuple[str, float] | None) -> None:
-        memory: Any = {"none": None, "buffer": bytearray(size), "desk": self._desk}[into]
+        memory: Any = {"none": None, "buffer": bytearray(size), "desk": self._desk, "array": self._array[:size]}[into]
         args = (self._at(at, size), *(() if memory is None else (memory,)))
         try:
             found = await (self.face.do("read", *args) if cut is None else self.face.cut(cut, "read", *args))
@@ -283,11 +294,13 @@ class Living:
             self._note_cut(how)
             if into == "desk":
                 await self._renew_desk()
+            elif into == "array":
+                self._array = np.zeros(DATA, np.uint8)
             return
         if memory is not None:
             if found != size:
                 raise Wrong(f"read says {found} bytes instead of {size}")
-            found = bytes(memory if into == "buffer" else self._desk_memory[:size])
+            found = bytes(self._desk_memory[:size] if into == "desk" else memory)
         self.tally.op("read", size)
         self._same(at, found, "a read")
 
@@ -455,16 +468,27 @@ class Living:
         self.tally.op("grant", 2 * size)
         return remote, name
 
-    async def _lend(self, size: int, cut: object) -> None:
+    async def _lend(self, size: int, window: bool, cut: object) -> None:
+        """Let the server read and write memory of this side, by a region of its own or through a window."""
         key, name = next(self._keys), f"lent {next(self._keys)}"
         memory = bytearray(pattern(key, size))
-        with await self.face.do("register", memory, name=name):
-            await self._ask(Said.PULL, body=name.encode(), argument=key)
-            key = next(self._keys)
-            await self._ask(Said.PUSH, body=name.encode(), argument=key)
-            if memory != pattern(key, size):
-                raise Wrong(f"{name} is not what the server has written there")
-        self.tally.op("lend", 2 * size)
+        if window:
+            region = await self.face.do("register", memory, access=_A.LOCAL_WRITE | _A.MW_BIND)
+            grant = await self.face.do("grant", region, access=_A.REMOTE_READ | _A.REMOTE_WRITE, name=name)
+            await self._borrowed(name, key, memory)
+            grant.revoke()
+            region.close()
+        else:
+            with await self.face.do("register", memory, name=name):
+                await self._borrowed(name, key, memory)
+        self.tally.op("lend by window" if window else "lend", 2 * size)
+
+    async def _borrowed(self, name: str, key: int, memory: bytearray) -> None:
+        await self._ask(Said.PULL, body=name.encode(), argument=key)
+        key = next(self._keys)
+        await self._ask(Said.PUSH, body=name.encode(), argument=key)
+        if memory != pattern(key, len(memory)):
+            raise Wrong(f"{name} is not what the server has written there")
 
     async def _refuse(self, cut: object) -> None:
         """Ask for what cannot be: it costs nothing."""
@@ -494,6 +518,14 @@ class Living:
         with self._expecting(pvl.PeerClosedError):
             await self.face.do("write", self._at(0, 1), b"x")
         await self.face.close()
+
+    async def _end_again(self) -> None:
+        """Have the server close, and connect again; the next life goes on with that."""
+        await self._send(Said.CLOSE)
+        with self._expecting(pvl.PeerClosedError):
+            await self.face.do("recv")
+        self.face.conn = await self.face.reconnected()
+        self.step = AGAIN
 
     async def _end_traffic(self) -> None:
         """Close while others use the connection; what they write goes where nobody looks."""

@@ -37,7 +37,7 @@ _STEPS = {
     "check": 2,
     "pause": 2,
 }
-_ENDS = {"orderly": 8, "asked": 4, "traffic": 5, "trespass": 2, "forgotten": 2}
+_ENDS = {"orderly": 8, "asked": 3, "again": 4, "traffic": 5, "trespass": 2, "forgotten": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ def _pieces(rng: random.Random, count: int) -> list[tuple[int, int]]:
 def _args(rng: random.Random, kind: str) -> dict[str, Any]:
     if kind in ("write", "write_imm", "read"):
         at, size = _range(rng)
-        into = {"into": rng.choice(("none", "buffer", "desk"))} if kind == "read" else {}
-        source = {"source": rng.choice(("bytes", "bytes", "desk"))} if kind == "write" else {}
+        into = {"into": rng.choice(("none", "buffer", "desk", "array"))} if kind == "read" else {}
+        source = {"source": rng.choice(("bytes", "bytes", "desk", "array"))} if kind == "write" else {}
         return {"at": at, "size": size, **into, **source}
     if kind == "note":
         return {"size": rng.randint(0, min(MESSAGE - 64, rng.choice((16, 500, 4000))))}
@@ -130,7 +130,8 @@ def _args(rng: random.Random, kind: str) -> dict[str, Any]:
     if kind in ("burst", "drop"):
         return {"pieces": [(at, size, rng.random() < 0.5) for at, size in _pieces(rng, rng.randint(2, 12))]}
     if kind in ("grant", "lend"):
-        return {"size": rng.choice((8, 5000, 20000))}
+        window = {"window": rng.random() < 0.5} if kind == "lend" else {}
+        return {"size": rng.choice((8, 5000, 20000)), **window}
     if kind == "pause":
         return {"seconds": rng.choice((0.001, 0.01, 0.05))}
     return {}

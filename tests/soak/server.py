@@ -141,7 +141,7 @@ class Host:
             self.tally["connections accepted"] += change > 0
             self.tally["connections at a time"] = max(self.tally["connections at a time"], self._serving)
 
-    async def _serve(self, face: Any) -> None:
+    async def serve(self, face: Any) -> None:
         desk = Desk(face, self._arena, self._mortals, self.tally)
         self._count(1)
         try:
@@ -151,11 +151,17 @@ class Host:
         finally:
             self._count(-1)
 
+    def account(self, stats: pvl.ServerStats) -> None:
+        """Check and enter what a server says of itself."""
+        if stats.handler_errors or stats.open:
+            raise Wrong(f"{stats}")
+        self.tally["error (turned away by a Server)"] += stats.failed + stats.refused
+
     # ------------------------------------------------------------ threads
 
     def handle(self, conn: pvl.Connection) -> None:
         """Serve one peer in this thread."""
-        drive(self._serve(Blocking(conn)))
+        drive(self.serve(Blocking(conn)))
 
     def accept(self, listener: pvl.Listener) -> None:
         """Accept peers in this thread, and serve each in a thread of its own."""
@@ -195,7 +201,7 @@ class Host:
                 except Exception as error:
                     tell_failure(error, "aio accept")
                     return
-                keep(self._serve(Aio(conn)))
+                keep(self.serve(Aio(conn)))
 
         await asyncio.gather(*(accept() for _ in range(_TASKS)))
         while tasks:
@@ -203,12 +209,20 @@ class Host:
 
 
 async def _main(host: Host, context: pvl.Context, **ports: int) -> None:
-    async with pvl.aio.listen("127.0.0.1", 0, device=context, **_TUNING) as listener:
-        tell("listening", aio=listener.port, **ports)
+    async def handle(conn: pvl.aio.Connection) -> None:
+        await host.serve(Aio(conn))
+
+    async with (
+        pvl.aio.listen("127.0.0.1", 0, device=context, **_TUNING) as listener,
+        pvl.aio.Server("127.0.0.1", 0, handle, **_TUNING) as server,
+    ):
+        tell("listening", aio=listener.port, aio_server=server.port, **ports)
         accepting = asyncio.ensure_future(host.accept_all(listener))
         await asyncio.get_running_loop().run_in_executor(None, await_word, "stop")
         await listener.close()
         await accepting
+        await server.stop(PATIENCE)
+        host.account(server.stats)
         if left := asyncio.all_tasks() - {asyncio.current_task()}:
             raise Wrong(f"tasks are left: {left}")
 
@@ -227,10 +241,7 @@ def main(peers: int, mortals: list[int]) -> None:
             thread.start()
         asyncio.run(_main(host, context, server=server.port, threads=listener.port))
         server.stop(PATIENCE)
-        if server.stats.handler_errors or server.stats.open:
-            raise Wrong(f"{server.stats}")
-        host.tally["connections of the Server"] = server.stats.accepted
-        host.tally["error (turned away by the Server)"] = server.stats.failed + server.stats.refused
+        host.account(server.stats)
         listener.close()
         for thread in acceptors:
             thread.join(PATIENCE)
