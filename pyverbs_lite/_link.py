@@ -178,7 +178,7 @@ class Link:
         if isinstance(settings.device, Context):
             context = settings.device
         elif settings.device is None and (owner := owner_of(local_address)):
-            context = made.keep(Context(owner[0]))
+            context = made.keep(owner[0])
             if settings.port_num is None:
                 return context, owner[1]
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -251,14 +251,16 @@ def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:
     return dict(buffers)
 
 
-def owner_of(local_address: str) -> tuple[str, int] | None:
-    """Find the device and the port that have an address in their GID table."""
+def owner_of(local_address: str) -> tuple[Context, int] | None:
+    """Open the device that has an address in its GID table; return it, for the caller to close, and the port."""
     for info in devices():
         if info.transport_type == TransportType.IWARP:
             continue
-        with suppress(VerbsError), Context(info.name) as context:  # one that cannot be opened is not the one
+        with suppress(VerbsError), ExitStack() as stack:  # one that cannot be opened is not the one
+            context = stack.enter_context(Context(info.name))
             if port_num := port_of(context, local_address):
-                return info.name, port_num
+                stack.pop_all()
+                return context, port_num
     return None
 
 

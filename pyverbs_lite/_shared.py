@@ -97,7 +97,7 @@ class Shared:
         if isinstance(device, Context):
             return device
         if device is None and (owner := owner_of(local_address)):
-            return stack.enter_context(Context(owner[0]))
+            return stack.enter_context(owner[0])
         return stack.enter_context(open_device(device))
 
     def port_for(self, local_address: str) -> int:
