@@ -63,6 +63,8 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         gid_ip: the local IP address to connect from.
         buffers: name -> buffer: registered before the connection is made, so the peer has them from the start.
         timeout: seconds for all of it.
+        authkey, reconnect: as for ``pyverbs_lite.connect``. Its ``ssl_context`` and ``keep_alive`` need a TCP
+            connection, and are refused.
         The others tune the connection: see ``Options``. The path is the connection manager's, changed by ``sl``,
         ``hop_limit`` and ``traffic_class`` where they are given.
 
@@ -71,6 +73,7 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         CMRejectedError: nobody listens there.
         CMUnreachableError: the peer's host does not answer.
         HandshakeTimeout: not done in time.
+        AuthenticationError: the peer has another key, or only one side has one.
         HandshakeError: the peer refused, closed, or spoke another protocol.
         DeviceNotFoundError, GIDError: what was asked for is not what the address leads to.
         OSError: the name is unknown, or a verb was refused.
