@@ -67,20 +67,26 @@ static int pvl_drain_events(struct ibv_comp_channel *channel)
     }
 }
 
-/* Sleep until the channel or the peer's descriptor is readable, or the deadline; returns PVL_WOKE_* bits. */
-static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t deadline)
+/*
+ * Sleep until the channel or the peer's descriptor is readable, or so long; returns PVL_WOKE_* bits.
+ *
+ * Of the channel's events one is taken, for each is a system call: one more that is there ends the next sleep at once.
+ */
+static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t left)
 {
     struct pollfd fds[2] = {
         {.fd = channel ? channel->fd : -1, .events = POLLIN},
         {.fd = peer_fd, .events = POLLIN | POLLRDHUP}, /* poll() passes over a negative descriptor */
     };
-    int64_t left = deadline - pvl_now_ns();
+    int blind = !channel && left > PVL_BLIND_SLEEP_NS;
     struct timespec limit;
+    struct ibv_cq *cq;
+    void *cq_context;
     int n;
 
     if (left <= 0)
         return PVL_WOKE_TIMEOUT;
-    if (!channel && left > PVL_BLIND_SLEEP_NS)
+    if (blind)
         left = PVL_BLIND_SLEEP_NS;
     limit.tv_sec = left / 1000000000;
     limit.tv_nsec = left % 1000000000;
@@ -89,12 +95,14 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t dead
     if (n < 0)
         return errno == EINTR ? PVL_WOKE_SIGNAL : -errno;
     if (n == 0)
-        return 0; /* the caller looks at the clock */
+        return blind ? 0 : PVL_WOKE_TIMEOUT;
     if (fds[0].revents) {
-        n = pvl_drain_events(channel);
-        if (n < 0)
-            return n;
-        if (n == 0 && fds[0].revents & (POLLERR | POLLHUP | POLLNVAL))
+        errno = 0; /* see pvl_drain_events() */
+        if (ibv_get_cq_event(channel, &cq, &cq_context) == 0)
+            ibv_ack_cq_events(cq, 1);
+        else if (errno != EAGAIN && errno != EINTR)
+            return errno ? -errno : -EIO;
+        else if (fds[0].revents & (POLLERR | POLLHUP | POLLNVAL))
             return -ENODEV; /* the device is gone: the descriptor would be readable for ever */
     }
     return fds[1].revents ? PVL_WOKE_PEER : 0;
@@ -107,17 +115,19 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t dead
  * that the interpreter raises between this call and the next line (Ctrl-C) must not lose them. Where *got is 0,
  * *woke says why. With timeout_ns 0 this only polls. channel may be NULL (then the wait looks again every
  * PVL_BLIND_SLEEP_NS); peer_fd may be -1.
+ *
+ * The clock is a system call on some machines, and then costs as much as a transfer. So it is read neither before the
+ * first look nor at every later one, and the first sleep is as long as if the time before it were nothing.
  */
 static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc,
                     int max_wc, int64_t spin_ns, int64_t timeout_ns, int *got, int *woke)
 {
-    int64_t start = 0, now, deadline;
+    int64_t start = 0, left = timeout_ns;
     int n;
 
     *woke = 0;
     if (spin_ns > timeout_ns)
         spin_ns = timeout_ns;
-    /* Reading the clock can cost as much as the wait: not before the first look, nor at every later one. */
     for (unsigned int round = 0;; round++) {
         n = ibv_poll_cq(cq, max_wc, wc);
         if (n)
@@ -126,27 +136,41 @@ static int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int pee
             *woke = PVL_WOKE_TIMEOUT;
             return 0;
         }
-        if (spin_ns <= 0 || round % 4 == 3) {
-            now = pvl_now_ns();
+        if (spin_ns <= 0)
+            break;
+        if (round % 4 == 3) {
+            int64_t now = pvl_now_ns();
+
             if (!start)
                 start = now;
+            left = timeout_ns - (now - start);
             if (now - start >= spin_ns)
                 break;
         }
         sched_yield();
     }
-    deadline = start + timeout_ns;
-    for (;;) {
+    for (unsigned int sleeps = 0;; sleeps++) {
         if (channel && (n = ibv_req_notify_cq(cq, 0)))
             return n < 0 ? n : -n;
         n = ibv_poll_cq(cq, max_wc, wc);
         if (n)
             return n < 0 ? -EIO : (*got = n, 0);
-        if (*woke) /* what woke us has been followed by one more look at the CQ: what came first counts */
-            return 0;
-        n = pvl_sleep(channel, peer_fd, deadline);
+        n = pvl_sleep(channel, peer_fd, left);
         if (n < 0)
             return n;
         *woke = n;
+        n = ibv_poll_cq(cq, max_wc, wc); /* before the next arming, which is a system call; and what came first counts */
+        if (n)
+            return n < 0 ? -EIO : (*got = n, 0);
+        if (*woke)
+            return 0;
+        /* An event that was left over has ended the first sleep at once. */
+        if (sleeps) {
+            int64_t now = pvl_now_ns();
+
+            if (!start)
+                start = now;
+            left = timeout_ns - (now - start);
+        }
     }
 }

@@ -1,0 +1,131 @@
+/*
+ * The hot loops in ffi/src/ on the null provider, so often, for a tool that counts instructions: count CASE TIMES.
+ *
+ * Each case has a function of its own name, `count_…`, outside of which nothing is to be counted.
+ */
+#include "../../bench/null_provider/null.c"
+#include "../../bench/floor/floor.c"
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <stdio.h>
+#include "sources.h" /* ffi/src/, in the order of the build */
+
+#define SLOTS 128
+#define RECVS 64
+#define SIZE 4096
+#define LIST 64
+
+struct side {
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct pvl_receives receives;
+    struct pvl_engine *engine;
+};
+static struct side left, right;
+static struct pvl_op op;
+static struct pvl_memory *held;
+static struct pvl_box box;
+static uint64_t offsets[LIST], lengths[LIST];
+static char memory[1 << 16];
+
+static void make(struct side *side, struct ibv_pd *pd)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(pd->context);
+    struct ibv_qp_init_attr init = {.cap = {.max_send_wr = SLOTS, .max_recv_wr = RECVS}, .qp_type = IBV_QPT_RC};
+
+    pvl_set_nonblocking(channel->fd);
+    init.send_cq = init.recv_cq = side->cq = ibv_create_cq(pd->context, 2 * SLOTS, NULL, channel, 0);
+    side->qp = ibv_create_qp(pd, &init);
+    side->receives = (struct pvl_receives){.qp = side->qp, .size = SIZE, .stride = SIZE, .slots = RECVS};
+    side->receives.addr = (uintptr_t)calloc(RECVS, SIZE);
+    side->engine = pvl_engine_new(side->qp, side->cq, channel, SLOTS, &side->receives, RECVS);
+    side->engine->cell_addr = (uintptr_t)calloc(SLOTS, SIZE);
+    side->engine->cell_size = SIZE;
+    side->engine->max_inline = 64;
+    pvl_grant(side->engine, RECVS, RECVS / 2, RECVS, 0, 0, 0);
+}
+
+static void join(struct side *side, struct side *other)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .dest_qp_num = other->qp->qp_num};
+
+    ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_DEST_QPN);
+    pvl_post_ring(side->engine);
+}
+
+#define COUNTED static __attribute__((noinline, noclone)) int
+
+/* What plain C does for a write: post, poll, look at the status. */
+COUNTED count_floor(void)
+{
+    const struct floor_path path = {.qp = left.qp, .cq = left.cq, .addr = (uintptr_t)memory};
+
+    return floor_one(&path, IBV_WR_RDMA_WRITE, 64, 0, SPIN, 1, NULL) < 0;
+}
+
+COUNTED count_move(void)
+{
+    return pvl_move(left.engine, &op, IBV_WR_RDMA_WRITE, held, 64, 64, 4096, 9, 0, 1000000);
+}
+
+COUNTED count_copy(void)
+{
+    return pvl_move_copy(left.engine, &op, IBV_WR_RDMA_WRITE, memory, 64, 4096, 9, 0, 1000000);
+}
+
+COUNTED count_send(void)
+{
+    return pvl_move(left.engine, &op, IBV_WR_SEND, held, 64, 64, 0, 0, 0, 1000000);
+}
+
+COUNTED count_recv(void)
+{
+    return pvl_recv(right.engine, &box, 0) != 64;
+}
+
+COUNTED count_list(void)
+{
+    struct pvl_op own = {0};
+    struct pvl_list list = {
+        .op = &own, .count = LIST, .offsets = offsets, .remote_offsets = offsets, .lengths = lengths,
+        .base = {.addr = (uintptr_t)memory, .length = sizeof(memory), .opcode = IBV_WR_RDMA_WRITE},
+        .remote_length = sizeof(memory), .max_piece = 1 << 30, .window = SLOTS / 2,
+    };
+
+    if (pvl_list_check(&list) != LIST || pvl_list_start(left.engine, &list))
+        return 1;
+    return pvl_progress(left.engine, PVL_UNTIL_FEW, &own, 0, 1000000);
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc == 3 ? argv[1] : "";
+    int times = argc == 3 ? atoi(argv[2]) : 0, failed = 0;
+    struct ibv_device **devices = ibv_get_device_list(NULL);
+    struct ibv_pd *pd = ibv_alloc_pd(ibv_open_device(devices[0]));
+
+    make(&left, pd);
+    make(&right, pd);
+    join(&left, &right);
+    join(&right, &left);
+    held = pvl_memory_new((uintptr_t)memory, 3);
+    for (int i = 0; i < LIST; i++)
+        offsets[i] = (uint64_t)i * 128, lengths[i] = 64; /* no two continue each other */
+    for (int i = 0; i < times && !failed; i++) {
+        if (!strcmp(name, "floor"))
+            failed = count_floor();
+        else if (!strcmp(name, "move"))
+            failed = count_move();
+        else if (!strcmp(name, "copy"))
+            failed = count_copy();
+        else if (!strcmp(name, "list"))
+            failed = count_list();
+        else if (!strcmp(name, "message"))
+            failed = count_send() || count_recv();
+        else
+            failed = 1;
+    }
+    if (failed)
+        fprintf(stderr, "%s failed\n", name);
+    return failed;
+}

@@ -1,0 +1,446 @@
+/*
+ * Tests of the hot loops in ffi/src/ on a device that does as it is told; built with sanitizers by tests/test_engine_c.py.
+ *
+ * Without an argument all run; each name that is run is printed.
+ */
+#include "fake.h"
+#include "sources.h" /* ffi/src/, in the order of the build */
+
+#define SLOTS 8
+#define RECVS 4
+#define SIZE 8192
+#define MS 1000000LL
+
+static struct pvl_engine *engine;
+static struct pvl_receives receives;
+static char *ring, *cells;
+static char memory[1 << 16];
+static struct pvl_op op;
+
+static void begin(void)
+{
+    fake_reset();
+    ring = calloc(RECVS, SIZE);
+    cells = calloc(SLOTS, SIZE);
+    receives = (struct pvl_receives){
+        .qp = &fake.qp, .addr = (uintptr_t)ring, .size = SIZE, .stride = SIZE, .slots = RECVS, .lkey = 5,
+    };
+    engine = pvl_engine_new(&fake.qp, &fake.cq, &fake.channel, SLOTS, &receives, RECVS);
+    assert(engine);
+    engine->cell_addr = (uintptr_t)cells;
+    engine->cell_size = SIZE;
+    pvl_grant(engine, RECVS, RECVS + 1, 1000, 0, 0, 0); /* many may be sent, and nothing is told */
+    assert(pvl_post_ring(engine) == 0);
+    op = (struct pvl_op){0};
+}
+
+static void end(void)
+{
+    assert(engine->free_count + engine->in_flight == SLOTS);
+    pvl_stop(engine);
+    assert(engine->free_count == SLOTS && engine->in_flight == 0);
+    pvl_engine_free(engine);
+    free(ring);
+    free(cells);
+}
+
+static int write64(struct pvl_op *of, struct pvl_memory *held, int64_t timeout_ns)
+{
+    return pvl_move(engine, of, IBV_WR_RDMA_WRITE, held, 64, 64, 4096, 9, 0, timeout_ns);
+}
+
+/* ------------------------------------------------------------ one request at a time */
+
+static void a_move_that_is_complete_leaves_nothing(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+
+    fake.at_once = 1;
+    for (int i = 0; i < 3 * SLOTS; i++)
+        assert(write64(&op, held, MS) == 0);
+    assert(op.posted == 3 * SLOTS && op.done == op.posted && engine->in_flight == 0);
+    assert(pvl_memory_used(held) == 0 && fake.arms == 0);
+    assert(pvl_move_copy(engine, &op, IBV_WR_SEND, "abc", 3, 0, 0, 0, MS) == 0);
+    assert(fake.lengths[(fake.sent_tail - 1) % FAKE_ROOM] == 3 + PVL_HEADER_BYTES);
+    pvl_memory_put(held);
+}
+
+static void a_move_that_takes_long_stays_counted(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_op other = {0};
+
+    assert(write64(&op, held, MS) == PVL_PENDING && write64(&other, held, 0) == PVL_PENDING);
+    assert(pvl_memory_used(held) == 2 && pvl_memory_close(held, 1) == 2);
+    assert(write64(&other, held, 0) == PVL_CLOSED && engine->in_flight == 2); /* and that gave its place back */
+    assert(pvl_memory_close(held, 0) == 2);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && op.done == 1 && other.done == 0);
+    assert(pvl_memory_used(held) == 1);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(write64(&op, held, 0) == PVL_PENDING && other.done == 1); /* whoever looks enters for all */
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_SENT, NULL, 0, 50 * MS) == 0);
+    assert(pvl_memory_close(held, 1) == 0);
+    assert(write64(&op, held, MS) == PVL_CLOSED && engine->free_count == SLOTS);
+    pvl_memory_put(held);
+}
+
+static void memory_lives_until_the_last_user(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+
+    assert(write64(&op, held, 0) == PVL_PENDING);
+    pvl_memory_put(held); /* its owner is gone; what is left is the request's */
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_SENT, NULL, 0, 50 * MS) == 0);
+    held = pvl_memory_new((uintptr_t)memory, 3);
+    assert(write64(&op, held, 0) == PVL_PENDING);
+    pvl_memory_put(held); /* this one's last user is ended by pvl_stop() */
+}
+
+static void what_is_refused_leaves_nothing(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_op ops[SLOTS] = {{0}};
+
+    fake.refuse_send = ENOMEM;
+    assert(write64(&op, held, MS) == ENOMEM);
+    fake.refuse_send = -EINVAL; /* some drivers negate it */
+    assert(pvl_move_copy(engine, &op, IBV_WR_SEND, "abc", 3, 0, 0, 0, MS) == EINVAL);
+    assert(engine->framing.sent == 0 && op.posted == 0 && pvl_memory_used(held) == 0 && engine->free_count == SLOTS);
+    fake.refuse_send = 0;
+    engine->framing.granted = 0;
+    assert(pvl_move_copy(engine, &op, IBV_WR_SEND, "abc", 3, 0, 0, 0, MS) == PVL_NO_CREDIT);
+    for (int i = 0; i < SLOTS; i++)
+        assert(write64(&ops[i], held, 0) == PVL_PENDING);
+    assert(write64(&op, held, 0) == PVL_NO_SLOT && pvl_memory_used(held) == SLOTS);
+    engine->over = 1;
+    assert(write64(&op, held, 0) == PVL_STOPPED);
+    pvl_stop(engine);
+    assert(write64(&op, held, MS) == PVL_STOPPED && op.posted == 0);
+    for (int i = 0; i < SLOTS; i++)
+        assert(ops[i].done == 1 && ops[i].status == IBV_WC_WR_FLUSH_ERR);
+    assert(pvl_memory_used(held) == 0);
+    pvl_memory_put(held);
+}
+
+static void a_failure_is_pending_and_its_cause_kept(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_op other = {0};
+
+    assert(write64(&other, held, 0) == PVL_PENDING);
+    deliver(1, IBV_WC_REM_ACCESS_ERR);
+    assert(write64(&op, held, MS) == PVL_PENDING && other.status == IBV_WC_REM_ACCESS_ERR && !op.status);
+    deliver(1, IBV_WC_WR_FLUSH_ERR);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && op.status == IBV_WC_WR_FLUSH_ERR);
+    assert(engine->cause == IBV_WC_REM_ACCESS_ERR && engine->flushed == 1 && pvl_memory_used(held) == 0);
+    pvl_memory_put(held);
+}
+
+static void results_of_reads_and_atomics(void)
+{
+    char into[16] = {0};
+    uint64_t word = 0x1122334455667788;
+
+    op.fetch = into;
+    assert(pvl_post(engine, &op, IBV_WR_RDMA_READ, 1, NULL, 0, 5, 0, 4096, 9, 0, 0, 0, 0) == 0);
+    memcpy(cells + (size_t)(SLOTS - 1) * SIZE, "found", 5);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && memcmp(into, "found", 6) == 0);
+    assert(pvl_post(engine, &op, IBV_WR_RDMA_READ, 1, NULL, 0, 5, 0, 4096, 9, 0, 0, 0, 0) == 0);
+    memcpy(cells + (size_t)(SLOTS - 1) * SIZE, "wrong", 5);
+    pvl_abandon(engine, &op);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && memcmp(into, "found", 6) == 0);
+    assert(pvl_post(engine, &op, IBV_WR_ATOMIC_FETCH_AND_ADD, 1, NULL, 0, 8, 0, 4096, 9, 0, 1, 0, 0) == 0);
+    memcpy(cells + (size_t)(SLOTS - 1) * SIZE, &word, 8);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && op.result == word);
+}
+
+/* ------------------------------------------------------------ messages */
+
+static void arrive(uint8_t kind, uint32_t imm, const void *data, uint32_t length)
+{
+    struct pvl_header header = {.kind = kind, .has_imm = imm != 0, .offered = htonl(1000), .imm = htonl(imm),
+                                .length = htonl(length)};
+    uint64_t wr_id = fake.recvs[fake.recv_head++ % FAKE_ROOM];
+    char *slot = ring + (wr_id & ~PVL_RECV) * SIZE;
+    struct ibv_wc wc = {.wr_id = wr_id, .opcode = IBV_WC_RECV, .byte_len = PVL_HEADER_BYTES};
+
+    memcpy(slot, &header, sizeof(header));
+    if (kind == PVL_MESSAGE) {
+        memcpy(slot + sizeof(header), data, length);
+        wc.byte_len += length;
+    }
+    pthread_mutex_lock(&fake.lock);
+    fake_done(&wc);
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static void messages_are_taken_in_order_and_once(void)
+{
+    struct pvl_box *box = malloc(sizeof(*box));
+    char *big = calloc(1, PVL_BOX_BYTES + 1);
+
+    assert(pvl_recv(engine, box, 0) == PVL_NOTHING && pvl_recv(engine, box, MS) == PVL_NOTHING);
+    arrive(PVL_MESSAGE, 0, "one", 3);
+    arrive(PVL_MESSAGE, 7, "second", 6);
+    assert(pvl_recv(engine, box, 0) == 3 && memcmp(box->data, "one", 3) == 0 && box->length == 3);
+    assert(pvl_recv(engine, box, 0) == (6 | PVL_MORE) && box->imm == 7 && box->has_imm && box->byte_len == 6);
+    arrive(PVL_NOTICE, 9, NULL, 12345);
+    assert(pvl_recv(engine, box, 50 * MS) == PVL_MORE && box->imm == 9 && box->byte_len == 12345);
+    assert(box->opcode == IBV_WC_RECV_RDMA_WITH_IMM);
+    arrive(PVL_MESSAGE, 0, big, PVL_BOX_BYTES + 1);
+    arrive(PVL_MESSAGE, 0, big, PVL_BOX_BYTES);
+    assert(pvl_recv(engine, box, 0) == PVL_LONG && pvl_recv(engine, box, 0) == PVL_LONG); /* it stays the next one */
+    assert(pvl_take(engine, 3) == 0 && pvl_take(engine, 3) == PVL_NOTHING);
+    fake.refuse_recv = ENOMEM;
+    assert(pvl_recv(engine, box, 0) == (PVL_BOX_BYTES | PVL_MORE) && box->error == ENOMEM);
+    assert(engine->taken == engine->arrived && engine->recv_posted == RECVS - 1);
+    pvl_stop(engine);
+    assert(pvl_recv(engine, box, MS) == PVL_STOPPED);
+    free(box);
+    free(big);
+}
+
+/* ------------------------------------------------------------ lists */
+
+#define ENTRIES 1000
+static uint64_t offsets[ENTRIES], places[ENTRIES], lengths[ENTRIES];
+
+static struct pvl_list list_of(uint64_t count, uint64_t step)
+{
+    for (uint64_t i = 0; i < count; i++)
+        offsets[i] = places[i] = i * step % (sizeof(memory) / 2), lengths[i] = 64;
+    return (struct pvl_list){
+        .op = &op, .count = count, .offsets = offsets, .remote_offsets = places, .lengths = lengths,
+        .base = {.addr = (uintptr_t)memory, .length = sizeof(memory), .opcode = IBV_WR_RDMA_WRITE, .lkey = 3, .rkey = 9},
+        .remote_length = sizeof(memory), .max_piece = 1 << 20, .window = SLOTS / 2,
+    };
+}
+
+static void finish_list(struct pvl_list *list)
+{
+    assert(pvl_list_start(engine, list) == 0);
+    while (op.left || op.posted != op.done) {
+        assert(deliver(1, IBV_WC_SUCCESS) == 1);
+        pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 0);
+        assert(op.posted - op.done <= list->window);
+    }
+    assert(list->next == list->count && !list->error && !op.status && engine->free_count == SLOTS);
+}
+
+static void a_list_goes_through_a_shallow_queue(void)
+{
+    struct pvl_list list = list_of(ENTRIES, 128);
+
+    assert(pvl_list_check(&list) == ENTRIES);
+    finish_list(&list);
+    assert(fake.posts == ENTRIES);
+}
+
+static void neighbours_travel_as_one_and_long_ones_are_cut(void)
+{
+    struct pvl_list list = list_of(8, 64);
+
+    finish_list(&list);
+    assert(fake.posts == 1 && fake.lengths[0] == 8 * 64);
+    list = list_of(8, 64);
+    list.max_piece = 100; /* no two fit, and none is cut */
+    finish_list(&list);
+    assert(fake.posts == 1 + 8);
+    list = list_of(1, 0);
+    lengths[0] = 250;
+    list.max_piece = 100;
+    finish_list(&list);
+    assert(fake.posts == 12 && fake.lengths[9] == 100 && fake.lengths[11] == 50);
+}
+
+static void an_entry_outside_is_found(void)
+{
+    struct pvl_list list = list_of(9, 128);
+
+    offsets[7] = sizeof(memory) - 63;
+    assert(pvl_list_check(&list) == 7);
+    offsets[4] = UINT64_MAX; /* its end wraps round */
+    assert(pvl_list_check(&list) == 4);
+    lengths[2] = UINT64_MAX;
+    assert(pvl_list_check(&list) == 2);
+    places[1] = list.remote_length + 1;
+    assert(pvl_list_check(&list) == 1);
+}
+
+static void a_list_that_fails_says_where(void)
+{
+    struct pvl_list list = list_of(20, 128);
+
+    assert(pvl_list_start(engine, &list) == 0 && op.posted == SLOTS / 2);
+    deliver(2, IBV_WC_SUCCESS);
+    deliver(1, IBV_WC_REM_ACCESS_ERR);
+    deliver(FAKE_ROOM, IBV_WC_WR_FLUSH_ERR);
+    pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS);
+    assert(op.status == IBV_WC_REM_ACCESS_ERR && op.index == 2 && op.posted == op.done && !op.left);
+    assert(list.error == ESHUTDOWN && list.next == SLOTS / 2 && engine->free_count == SLOTS);
+}
+
+static void a_chain_cut_short_ends_when_it_is_flushed(void)
+{
+    struct pvl_list list = list_of(20, 128);
+
+    fake.accept = 2;
+    fake.refuse_send = ENOMEM;
+    assert(pvl_list_start(engine, &list) == 0);
+    assert(list.error == ENOMEM && list.next == 2 && op.posted == 2 && !op.left && engine->in_flight == 2);
+    deliver(FAKE_ROOM, IBV_WC_WR_FLUSH_ERR);
+    pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS);
+    assert(op.done == 2 && op.status == IBV_WC_WR_FLUSH_ERR && engine->free_count == SLOTS);
+}
+
+static void a_list_is_let_go_when_the_engine_stops(void)
+{
+    struct pvl_list list = list_of(20, 128);
+
+    assert(pvl_list_start(engine, &list) == 0);
+    pvl_stop(engine);
+    assert(op.posted == op.done && !op.left && op.status == IBV_WC_WR_FLUSH_ERR && list.error == ESHUTDOWN);
+    assert(pvl_list_start(engine, &list) == PVL_STOPPED);
+}
+
+/* ------------------------------------------------------------ waits and threads */
+
+static void waits_end_for_the_right_reason(void)
+{
+    int fds[2], got = 0, woke = 0;
+    struct ibv_wc wc[4];
+
+    assert(pipe(fds) == 0);
+    assert(pvl_wait(&fake.cq, &fake.channel, fds[0], wc, 4, 0, 0, &got, &woke) == 0 && woke == PVL_WOKE_TIMEOUT && !got);
+    assert(pvl_wait(&fake.cq, &fake.channel, fds[0], wc, 4, MS, 2 * MS, &got, &woke) == 0 && woke == PVL_WOKE_TIMEOUT);
+    assert(pvl_wait(&fake.cq, NULL, -1, wc, 4, 0, 2 * MS, &got, &woke) == 0 && woke == PVL_WOKE_TIMEOUT);
+    assert(eventfd_write(fake.channel.fd, 1) == 0); /* left over: it wakes, and the wait goes on */
+    assert(pvl_wait(&fake.cq, &fake.channel, fds[0], wc, 4, 0, 2 * MS, &got, &woke) == 0 && woke == PVL_WOKE_TIMEOUT);
+    assert(write(fds[1], "x", 1) == 1);
+    assert(pvl_wait(&fake.cq, &fake.channel, fds[0], wc, 4, 0, 50 * MS, &got, &woke) == 0 && woke == PVL_WOKE_PEER);
+    fake.arms = 0;
+    fake_done(&(struct ibv_wc){.wr_id = 1});
+    assert(pvl_wait(&fake.cq, &fake.channel, fds[0], wc, 4, 0, 50 * MS, &got, &woke) == 0 && got == 1 && !fake.arms);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static int over;
+
+static void *deliverer(void *_)
+{
+    (void)_;
+    while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
+        deliver(3, IBV_WC_SUCCESS);
+        usleep(50);
+    }
+    return NULL;
+}
+
+static void *mover(void *held)
+{
+    struct pvl_op *mine = calloc(1, sizeof(*mine));
+    uint32_t posted = 0;
+
+    for (int i = 0; i < 200; i++) {
+        int rc = write64(mine, held, 1000 * MS);
+
+        if (rc == PVL_NO_SLOT) {
+            pvl_progress(engine, PVL_UNTIL_SLOT, NULL, 0, 10 * MS);
+            continue;
+        }
+        while (rc == PVL_PENDING) /* a wait ends early where there is something to look at */
+            rc = pvl_progress(engine, PVL_UNTIL_FEW, mine, 0, 1000 * MS) ? PVL_PENDING : 0;
+        assert(rc == 0);
+        posted++;
+        assert(__atomic_load_n(&mine->done, __ATOMIC_ACQUIRE) == posted); /* nobody else's */
+    }
+    free(mine);
+    return NULL;
+}
+
+static void threads_share_an_engine(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    pthread_t threads[12], other;
+
+    __atomic_store_n(&over, 0, __ATOMIC_RELAXED);
+    pthread_create(&other, NULL, deliverer, NULL);
+    for (int i = 0; i < 12; i++)
+        pthread_create(&threads[i], NULL, mover, held);
+    for (int i = 0; i < 12; i++)
+        pthread_join(threads[i], NULL);
+    __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
+    pthread_join(other, NULL);
+    assert(pvl_memory_used(held) == 0 && engine->sleepers == 0);
+    pvl_memory_put(held);
+}
+
+static void *sleeper(void *out)
+{
+    *(int *)out = pvl_progress(engine, PVL_UNTIL_ARRIVAL, NULL, 0, 10000 * MS);
+    return NULL;
+}
+
+static void stopping_wakes_who_waits(void)
+{
+    pthread_t threads[3];
+    int found[3], fds[2];
+
+    assert(pipe(fds) == 0);
+    engine->peer_fd = fds[0]; /* ends the wait of the one that polls; the others sleep until he is gone */
+    for (int i = 0; i < 3; i++)
+        pthread_create(&threads[i], NULL, sleeper, &found[i]);
+    usleep(20000);
+    assert(write(fds[1], "x", 1) == 1);
+    pvl_stop(engine);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        assert(found[i] == PVL_WOKE_PEER || found[i] == 0 || found[i] == -ESHUTDOWN);
+    }
+    close(fds[0]);
+    close(fds[1]);
+}
+
+#define TEST(name) {#name, name}
+static const struct {
+    const char *name;
+    void (*run)(void);
+} tests[] = {
+    TEST(a_move_that_is_complete_leaves_nothing),
+    TEST(a_move_that_takes_long_stays_counted),
+    TEST(memory_lives_until_the_last_user),
+    TEST(what_is_refused_leaves_nothing),
+    TEST(a_failure_is_pending_and_its_cause_kept),
+    TEST(results_of_reads_and_atomics),
+    TEST(messages_are_taken_in_order_and_once),
+    TEST(a_list_goes_through_a_shallow_queue),
+    TEST(neighbours_travel_as_one_and_long_ones_are_cut),
+    TEST(an_entry_outside_is_found),
+    TEST(a_list_that_fails_says_where),
+    TEST(a_chain_cut_short_ends_when_it_is_flushed),
+    TEST(a_list_is_let_go_when_the_engine_stops),
+    TEST(waits_end_for_the_right_reason),
+    TEST(threads_share_an_engine),
+    TEST(stopping_wakes_who_waits),
+};
+
+int main(int argc, char **argv)
+{
+    for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++)
+        if (argc < 2 || !strcmp(argv[1], tests[i].name)) {
+            printf("%s\n", tests[i].name);
+            fflush(stdout);
+            begin();
+            tests[i].run();
+            end();
+        }
+    close(fake.channel.fd);
+    return 0;
+}
