@@ -59,22 +59,16 @@ static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_
     sge[0] = head;
 }
 
-/* Tell the peer of receives that were posted again, if there are enough and nothing else has told of them. */
-static void pvl_tell(struct pvl_engine *engine)
+/* Tell the peer of receives that were posted again, in a message of their own. */
+static void pvl_tell_now(struct pvl_engine *engine)
 {
     struct pvl_framing *framing = &engine->framing;
     struct ibv_sge sge[2];
     struct ibv_send_wr *bad, wr = {.sg_list = sge, .send_flags = IBV_SEND_SIGNALED};
     uint32_t slot;
 
-    if (engine->stopped || engine->over || !engine->free_count)
-        return;
-    if (framing->offered - framing->told < framing->worth_telling &&
-        (!framing->control_worth_telling ||
-         (uint16_t)(framing->control_offered - framing->control_told) < framing->control_worth_telling))
-        return;
     slot = engine->free[engine->free_count - 1];
-    wr.wr_id = slot;
+    wr.wr_id = pvl_wr_id(slot, 0);
     sge[0] = (struct ibv_sge){
         .addr = engine->cell_addr + (uint64_t)slot * engine->cell_size,
         .length = sizeof(struct pvl_header),
@@ -85,10 +79,20 @@ static void pvl_tell(struct pvl_engine *engine)
     pvl_frame(framing, (void *)(uintptr_t)sge[0].addr, PVL_CREDIT, 0, 0, 0);
     if (ibv_post_send(engine->qp, &wr, &bad))
         return; /* the QP is on its way out, of which whoever uses it hears */
-    engine->slots[slot] = (struct pvl_slot){.op = &engine->own, .opcode = IBV_WR_SEND};
-    engine->free_count--;
-    pvl_fly(engine, 1);
-    engine->own.posted++;
+    pvl_occupy(engine, &(struct pvl_slot){.op = &engine->own, .opcode = IBV_WR_SEND, .count = 1});
+}
+
+/* Do so if there are enough, and nothing else has told of them. */
+static void pvl_tell(struct pvl_engine *engine)
+{
+    const struct pvl_framing *framing = &engine->framing;
+
+    if (framing->offered - framing->told < framing->worth_telling &&
+        (!framing->control_worth_telling ||
+         (uint16_t)(framing->control_offered - framing->control_told) < framing->control_worth_telling))
+        return;
+    if (!engine->stopped && !engine->over && pvl_room_left(engine) > 0)
+        pvl_tell_now(engine);
 }
 
 /* Post a receive again whose message of that kind is done with. */

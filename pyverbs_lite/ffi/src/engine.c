@@ -1,7 +1,7 @@
 /*
  * The requests of one connection: a slot table that completions are written into.
  *
- * A slot is one send-queue request in flight; its number is the request's wr_id. A receive's wr_id is the
+ * A slot is one send-queue request in flight, or a run of them; its number is in their wr_ids. A receive's wr_id is the
  * number of its ring slot with PVL_RECV set, because of a failed completion nothing tells a send from a receive
  * but the wr_id. Arrived messages queue up in the order of their completions until Python takes them.
  *
@@ -79,16 +79,39 @@ struct pvl_ask {
     uint64_t swap;
 };
 
+/* A run of requests of which the last is signalled; most often that is the only one. */
 struct pvl_slot {
-    struct pvl_op *op;     /* NULL: free */
+    struct pvl_op *op;         /* NULL: free */
     struct pvl_memory *memory; /* what it uses, where C counts that; or NULL */
     uint32_t length;
     int32_t opcode;
     int32_t staged;
-    int32_t quiet;   /* unsignalled: heard of only if it fails, and ends with the signalled one after it */
-    uint32_t before; /* the quiet slot that ends with this one, plus 1; 0: none */
-    uint64_t index;  /* which entry of a list */
+    uint32_t count; /* the requests of the run */
+    int32_t cut;    /* the signalled one was not accepted: each is on its own, and ends when the QP is flushed */
 };
+
+/*
+ * The wr_id of a request: its slot, the entry of a list that it begins with, and PVL_QUIET if it is unsignalled, so that
+ * it is heard of only if it fails. Nothing else is known of a failed completion.
+ */
+#define PVL_QUIET (1ULL << 62)
+#define PVL_SLOT_BITS 24
+#define PVL_INDEX_BITS 38
+
+static uint64_t pvl_wr_id(uint32_t slot, uint64_t index)
+{
+    return slot | (index & ((1ULL << PVL_INDEX_BITS) - 1)) << PVL_SLOT_BITS;
+}
+
+static uint32_t pvl_slot_of(uint64_t wr_id)
+{
+    return wr_id & ((1U << PVL_SLOT_BITS) - 1);
+}
+
+static uint64_t pvl_index_of(uint64_t wr_id)
+{
+    return wr_id >> PVL_SLOT_BITS & ((1ULL << PVL_INDEX_BITS) - 1);
+}
 
 #define PVL_BOX_BYTES 4096
 #define PVL_MORE (1LL << 32) /* pvl_recv(): there is more to it than its bytes */
@@ -166,6 +189,10 @@ struct pvl_engine {
     struct pvl_list *lists; /* those with entries left to post: see pump.c */
     struct ibv_send_wr wrs[PVL_BATCH];
     struct ibv_sge sges[2 * PVL_BATCH];
+    struct {
+        int32_t opcode;
+        uint32_t length;
+    } pieces[PVL_BATCH]; /* what they were made of, before headers */
 
     struct pvl_framing framing;
     struct pvl_stats stats;
@@ -268,6 +295,10 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     engine->send_slots = send_slots;
     engine->receives = receives;
     engine->recv_slots = recv_slots;
+    for (int i = 0; i < PVL_BATCH; i++) {
+        engine->wrs[i].next = i + 1 < PVL_BATCH ? &engine->wrs[i + 1] : NULL;
+        engine->wrs[i].sg_list = &engine->sges[2 * i];
+    }
     while (engine->free_count < send_slots) {
         engine->free[engine->free_count] = engine->free_count;
         engine->free_count++;
@@ -333,11 +364,51 @@ static int pvl_give_back(struct pvl_engine *engine, struct pvl_loan *loan)
     return rc;
 }
 
+/* How many requests the send queue has room for. */
+static uint32_t pvl_room_left(const struct pvl_engine *engine)
+{
+    return engine->send_slots - engine->in_flight;
+}
+
+/* Take note that so many requests more are in flight. */
+static void pvl_fly(struct pvl_engine *engine, uint32_t count)
+{
+    engine->in_flight += count;
+    if (engine->in_flight > engine->stats.in_flight_peak)
+        engine->stats.in_flight_peak = engine->in_flight;
+}
+
+/* Take a slot for requests that were posted; where there is room left, there is a free one. */
+static void pvl_occupy(struct pvl_engine *engine, const struct pvl_slot *slot)
+{
+    engine->slots[engine->free[--engine->free_count]] = *slot;
+    pvl_fly(engine, slot->count);
+    slot->op->posted += slot->count;
+}
+
+/* So many requests of a slot have ended. */
+static void pvl_end(struct pvl_engine *engine, uint32_t number, uint32_t count)
+{
+    struct pvl_slot *slot = &engine->slots[number];
+    struct pvl_op *op = slot->op;
+
+    slot->count -= count;
+    if (slot->count == 0) {
+        slot->op = NULL;
+        if (slot->memory)
+            pvl_memory_put(slot->memory);
+        engine->free[engine->free_count++] = number;
+    }
+    engine->in_flight -= count;
+    __atomic_store_n(&op->done, op->done + count, __ATOMIC_RELEASE); /* last: Python looks without the lock */
+}
+
 static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
 {
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
         engine->flushed++;
-    } else if (wc->status != IBV_WC_SUCCESS && !(wc->wr_id & PVL_RECV) && engine->slots[wc->wr_id].op == &engine->own) {
+    } else if (wc->status != IBV_WC_SUCCESS && !(wc->wr_id & PVL_RECV) &&
+               engine->slots[pvl_slot_of(wc->wr_id)].op == &engine->own) {
         engine->flushed++; /* a credit to a peer that has left, most likely: what that says comes first */
     } else if (wc->status != IBV_WC_SUCCESS) {
         engine->stats.errors++;
@@ -348,36 +419,30 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
         }
     }
     if (!(wc->wr_id & PVL_RECV)) {
-        struct pvl_slot *slot = &engine->slots[wc->wr_id];
+        uint32_t number = pvl_slot_of(wc->wr_id);
+        struct pvl_slot *slot = &engine->slots[number];
         struct pvl_op *op = slot->op;
-        uint32_t ended = 0;
-        const void *cell = (const void *)(uintptr_t)(engine->cell_addr + wc->wr_id * engine->cell_size);
+        const void *cell = (const void *)(uintptr_t)(engine->cell_addr + (uint64_t)number * engine->cell_size);
 
         if (wc->status != IBV_WC_SUCCESS) {
             if (op->status == 0) {
                 op->vendor_err = wc->vendor_err;
-                op->wr_id = wc->wr_id;
-                op->index = slot->index;
+                op->wr_id = number;
+                op->index = pvl_index_of(wc->wr_id);
                 op->status = wc->status;
             }
-            if (slot->quiet)
-                return; /* the signalled one after it is flushed, and ends this one too */
+            if (wc->wr_id & PVL_QUIET) { /* the signalled one after it is flushed, and ends this one too */
+                if (slot->cut)
+                    pvl_end(engine, number, 1);
+                return;
+            }
         } else if (slot->staged && slot->opcode == IBV_WR_RDMA_READ) {
             if (op->fetch)
                 memcpy(op->fetch, cell, slot->length);
         } else if (slot->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || slot->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
             memcpy(&op->result, cell, sizeof(op->result));
         }
-        for (uint32_t next = (uint32_t)wc->wr_id + 1; next; ended++) {
-            slot = &engine->slots[next - 1];
-            slot->op = NULL;
-            if (slot->memory)
-                pvl_memory_put(slot->memory);
-            engine->free[engine->free_count++] = next - 1;
-            next = slot->before;
-        }
-        engine->in_flight -= ended;
-        __atomic_store_n(&op->done, op->done + ended, __ATOMIC_RELEASE); /* last: Python looks without the lock */
+        pvl_end(engine, number, slot->count);
         return;
     }
     if (wc->status == IBV_WC_SUCCESS && wc->opcode == IBV_WC_RECV) {
@@ -405,9 +470,9 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
     case PVL_UNTIL_ARRIVAL:
         return engine->arrived != engine->taken || engine->recv_posted == 0;
     case PVL_UNTIL_SLOT:
-        return engine->free_count > (uint32_t)engine->framing.no_imm;
+        return pvl_room_left(engine) > (uint32_t)engine->framing.no_imm;
     case PVL_UNTIL_CREDIT:
-        return engine->free_count > 0 && pvl_has_credit(&engine->framing, few ? PVL_CONTROL : PVL_MESSAGE);
+        return pvl_room_left(engine) > 0 && pvl_has_credit(&engine->framing, few ? PVL_CONTROL : PVL_MESSAGE);
     case PVL_UNTIL_CONTROL:
         return engine->framing.control_arrived != engine->framing.control_taken || engine->recv_posted == 0;
     case PVL_UNTIL_SENT:
@@ -511,14 +576,6 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
     return rc;
 }
 
-/* Take note that so many requests more are in flight. */
-static void pvl_fly(struct pvl_engine *engine, uint32_t count)
-{
-    engine->in_flight += count;
-    if (engine->in_flight > engine->stats.in_flight_peak)
-        engine->stats.in_flight_peak = engine->in_flight;
-}
-
 /* What pvl_post() does; under the lock. */
 static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory,
                            const struct pvl_ask *ask)
@@ -533,8 +590,9 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         .send_flags = IBV_SEND_SIGNALED,
     };
     /* Where there are no immediates, a message after the write brings it; the two end together. */
-    uint32_t notices = engine->framing.no_imm && opcode == IBV_WR_RDMA_WRITE_WITH_IMM, second = 0;
+    uint32_t notices = engine->framing.no_imm && opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     struct ibv_sge note_sge[2];
+    struct pvl_slot taken;
     struct ibv_send_wr note;
     struct ibv_send_wr *bad = NULL;
     uint32_t slot;
@@ -542,7 +600,7 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
 
     if (engine->stopped)
         return PVL_STOPPED;
-    if (engine->free_count <= notices)
+    if (pvl_room_left(engine) <= notices)
         return PVL_NO_SLOT;
     if (!pvl_has_credit(&engine->framing, kind))
         return PVL_NO_CREDIT;
@@ -559,7 +617,7 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         wr.imm_data = htonl(ask->imm);
     }
     slot = engine->free[engine->free_count - 1];
-    wr.wr_id = slot;
+    wr.wr_id = pvl_wr_id(slot, 0);
     if (ask->staged && ask->source && ask->length && ask->length <= engine->max_inline && !kind) {
         wr.send_flags |= IBV_SEND_INLINE;
         sge[0].addr = (uintptr_t)ask->source;
@@ -574,11 +632,11 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
     if (kind)
         before = engine->framing;
     if (notices) {
-        second = engine->free[engine->free_count - 2];
-        note = (struct ibv_send_wr){.wr_id = second, .sg_list = note_sge, .send_flags = IBV_SEND_SIGNALED};
-        pvl_dress(engine, second, &note, note_sge, PVL_WR_NOTICE, 1, ask->imm, ask->length);
+        note = (struct ibv_send_wr){.wr_id = wr.wr_id, .sg_list = note_sge, .send_flags = IBV_SEND_SIGNALED};
+        pvl_dress(engine, slot, &note, note_sge, PVL_WR_NOTICE, 1, ask->imm, ask->length);
         wr.opcode = IBV_WR_RDMA_WRITE;
         wr.send_flags &= ~IBV_SEND_SIGNALED;
+        wr.wr_id |= PVL_QUIET;
         wr.next = &note;
     } else if (kind) {
         pvl_dress(engine, slot, &wr, sge, opcode, ask->staged, ask->imm, ask->length);
@@ -592,17 +650,13 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
                 pvl_memory_put(memory);
             return rc < 0 ? -rc : rc; /* some drivers negate it */
         }
-        notices = 0; /* a write without its notice is on its own, and ends when the QP is flushed */
     }
-    engine->slots[slot] = (struct pvl_slot){
-        .op = op, .memory = memory, .length = ask->length, .opcode = opcode, .staged = ask->staged, .quiet = (int32_t)notices,
+    taken = (struct pvl_slot){
+        .op = op, .memory = memory, .length = ask->length, .opcode = opcode, .staged = ask->staged,
+        .count = rc ? 1 : 1 + notices, .cut = rc != 0, /* a write whose notice was refused is cut from it */
     };
-    if (notices)
-        engine->slots[second] = (struct pvl_slot){.op = op, .opcode = PVL_WR_NOTICE, .before = slot + 1};
-    engine->free_count -= 1 + notices;
-    pvl_fly(engine, 1 + notices);
-    op->posted += 1 + notices;
-    pvl_count(&engine->stats, opcode, ask->length);
+    pvl_occupy(engine, &taken);
+    pvl_count(&engine->stats, opcode, 1, ask->length);
     return rc < 0 ? -rc : rc;
 }
 
@@ -770,7 +824,7 @@ static void pvl_count_registration(struct pvl_engine *engine)
 static void pvl_count_wait(struct pvl_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
-    engine->stats.credit_waits += engine->free_count && !pvl_has_credit(&engine->framing, PVL_MESSAGE);
+    engine->stats.credit_waits += pvl_room_left(engine) && !pvl_has_credit(&engine->framing, PVL_MESSAGE);
     pthread_mutex_unlock(&engine->lock);
 }
 
@@ -801,10 +855,8 @@ static void pvl_stop(struct pvl_engine *engine)
     pvl_pump(engine); /* posts nothing any more, and lets the lists go */
     for (uint32_t i = 0; i < engine->send_slots; i++)
         if (engine->slots[i].op) {
-            struct ibv_wc flushed = {.wr_id = i, .status = IBV_WC_WR_FLUSH_ERR};
+            struct ibv_wc flushed = {.wr_id = pvl_wr_id(i, 0), .status = IBV_WC_WR_FLUSH_ERR};
 
-            engine->slots[i].quiet = 0;
-            engine->slots[i].before = 0;
             pvl_complete(engine, &flushed);
         }
     engine->recv_posted = 0;

@@ -81,7 +81,7 @@ static uint32_t pvl_room(struct pvl_engine *engine, int opcode)
 
     pthread_mutex_lock(&engine->lock);
     if (pvl_ready(engine, PVL_UNTIL_SLOT, NULL, 0) && pvl_has_credit(&engine->framing, pvl_kind(opcode)))
-        room = engine->free_count;
+        room = pvl_room_left(engine);
     pthread_mutex_unlock(&engine->lock);
     return room;
 }

@@ -35,18 +35,15 @@ static int pvl_post_window(struct pvl_engine *engine, struct pvl_op *op, struct 
         pthread_mutex_unlock(&engine->lock);
         return PVL_STOPPED;
     }
-    if (engine->free_count == 0) {
+    if (pvl_room_left(engine) == 0) {
         pthread_mutex_unlock(&engine->lock);
         return PVL_NO_SLOT;
     }
     slot = engine->free[engine->free_count - 1];
-    wr.wr_id = slot;
+    wr.wr_id = pvl_wr_id(slot, 0);
     rc = ibv_post_send(engine->qp, &wr, &bad);
     if (rc == 0) {
-        engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = wr.opcode};
-        engine->free_count--;
-        pvl_fly(engine, 1);
-        op->posted++;
+        pvl_occupy(engine, &(struct pvl_slot){.op = op, .opcode = wr.opcode, .count = 1});
     }
     pthread_mutex_unlock(&engine->lock);
     return rc < 0 ? -rc : rc;

@@ -53,35 +53,23 @@ static uint64_t pvl_list_check(const struct pvl_list *list)
     return i;
 }
 
-static struct pvl_request pvl_entry(const struct pvl_list *list, uint64_t i)
-{
-    struct pvl_request entry;
-
-    if (list->requests)
-        return list->requests[i];
-    entry = list->base;
-    entry.addr += list->offsets[i];
-    entry.remote_addr += list->remote_offsets[i];
-    entry.length = list->lengths[i];
-    return entry;
-}
-
 static int pvl_has_imm(const struct pvl_request *entry)
 {
     return entry->opcode == IBV_WR_RDMA_WRITE_WITH_IMM || entry->opcode == IBV_WR_SEND_WITH_IMM;
 }
 
-static int pvl_continues(const struct pvl_request *piece, const struct pvl_request *entry)
+/* Whether an entry goes on where a piece ends, on both sides, and leaves the piece short enough. */
+static int pvl_continues(const struct pvl_request *piece, const struct pvl_request *entry, uint64_t max_piece)
 {
     return entry->opcode == piece->opcode && !pvl_has_imm(piece) && piece->opcode != IBV_WR_SEND &&
            entry->lkey == piece->lkey && entry->rkey == piece->rkey && entry->addr == piece->addr + piece->length &&
-           entry->remote_addr == piece->remote_addr + piece->length;
+           entry->remote_addr == piece->remote_addr + piece->length && entry->length <= max_piece - piece->length;
 }
 
-/* Take the next piece off a list; its length may be 0 for a message or an immediate. */
+/* Take the next piece off a list of single requests; its length may be 0 for a message or an immediate. */
 static struct pvl_request pvl_next_piece(struct pvl_list *list)
 {
-    struct pvl_request piece = pvl_entry(list, list->next);
+    struct pvl_request piece = list->requests[list->next];
 
     piece.addr += list->moved;
     piece.remote_addr += list->moved;
@@ -94,95 +82,162 @@ static struct pvl_request pvl_next_piece(struct pvl_list *list)
         return piece;
     }
     list->moved = 0;
-    while (++list->next < list->count) {
-        struct pvl_request entry = pvl_entry(list, list->next);
-
-        if (!pvl_continues(&piece, &entry) || entry.length > list->max_piece - piece.length)
-            break;
-        piece.length += entry.length;
-    }
+    while (++list->next < list->count && pvl_continues(&piece, &list->requests[list->next], list->max_piece))
+        piece.length += list->requests[list->next].length;
     return piece;
 }
 
-static void pvl_build(struct pvl_engine *engine, uint32_t place, uint32_t slot, const struct pvl_request *piece)
+/* Fill in the request at a place of the chain, which already leads to the next place. */
+static void pvl_build(struct pvl_engine *engine, uint32_t place, uint64_t wr_id, const struct pvl_request *piece)
 {
     struct ibv_send_wr *wr = &engine->wrs[place];
     struct ibv_sge *sge = &engine->sges[2 * place];
 
     *sge = (struct ibv_sge){.addr = piece->addr, .length = (uint32_t)piece->length, .lkey = piece->lkey};
-    wr->wr_id = slot;
-    wr->next = &engine->wrs[place + 1];
-    wr->sg_list = sge;
+    wr->wr_id = wr_id | PVL_QUIET;
     wr->num_sge = piece->length && piece->opcode != PVL_WR_NOTICE ? 1 : 0;
     wr->opcode = piece->opcode;
     wr->send_flags = 0;
     wr->imm_data = htonl(piece->imm);
     wr->wr.rdma.remote_addr = piece->remote_addr;
     wr->wr.rdma.rkey = piece->rkey;
-    pvl_dress(engine, slot, wr, sge, piece->opcode, 0, piece->imm, (uint32_t)piece->length);
+    engine->pieces[place].opcode = piece->opcode;
+    engine->pieces[place].length = (uint32_t)piece->length;
+    if (pvl_kind(piece->opcode))
+        pvl_dress(engine, pvl_slot_of(wr_id), wr, sge, piece->opcode, 0, piece->imm, (uint32_t)piece->length);
+}
+
+/* Fill a chain of at most `limit` requests from a list of single requests; returns how many there are. */
+static uint32_t pvl_fill(struct pvl_engine *engine, struct pvl_list *list, uint32_t limit)
+{
+    uint32_t more = (uint32_t)engine->framing.no_imm; /* a write with an immediate is two requests there */
+    uint32_t n = 0, run = 0, slot = 0;
+
+    while (n + more < limit && list->next < list->count &&
+           pvl_has_credit(&engine->framing, pvl_kind(list->requests[list->next].opcode))) {
+        uint64_t index = list->next;
+        struct pvl_request piece = pvl_next_piece(list);
+
+        if (!run) {
+            slot = engine->free[--engine->free_count];
+            engine->slots[slot] = (struct pvl_slot){.op = list->op, .opcode = piece.opcode};
+        }
+        if (more && piece.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+            piece.opcode = IBV_WR_RDMA_WRITE;
+            pvl_build(engine, n++, pvl_wr_id(slot, index), &piece);
+            run++;
+            piece.opcode = PVL_WR_NOTICE;
+        }
+        pvl_build(engine, n++, pvl_wr_id(slot, index), &piece);
+        engine->slots[slot].count = ++run;
+        if (pvl_kind(piece.opcode)) { /* a message has its header in the cell of a slot, so it ends the run */
+            engine->wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
+            engine->wrs[n - 1].wr_id &= ~PVL_QUIET;
+            run = 0;
+        }
+    }
+    return n;
+}
+
+/* The same for packed arrays, which are one run; this loop is what an entry costs. */
+static uint32_t pvl_fill_packed(struct pvl_engine *engine, struct pvl_list *list, uint32_t limit)
+{
+    const uint64_t *offsets = list->offsets, *places = list->remote_offsets, *lengths = list->lengths;
+    const struct pvl_request base = list->base;
+    const uint64_t count = list->count, most = list->max_piece;
+    const uint32_t slot = engine->free[--engine->free_count];
+    uint64_t next = list->next, moved = list->moved;
+    uint32_t n = 0;
+
+    for (; n < limit && next < count; n++) {
+        uint64_t offset = offsets[next] + moved, place = places[next] + moved, length = lengths[next] - moved;
+        struct ibv_send_wr *wr = &engine->wrs[n];
+
+        wr->wr_id = pvl_wr_id(slot, next) | PVL_QUIET;
+        if (length > most) {
+            length = most;
+            moved += most;
+        } else {
+            moved = 0;
+            while (++next < count && offsets[next] == offset + length && places[next] == place + length &&
+                   lengths[next] <= most - length)
+                length += lengths[next];
+        }
+        engine->sges[2 * n] = (struct ibv_sge){
+            .addr = base.addr + offset, .length = (uint32_t)length, .lkey = base.lkey,
+        };
+        wr->num_sge = length ? 1 : 0;
+        wr->opcode = base.opcode;
+        wr->send_flags = 0;
+        wr->wr.rdma.remote_addr = base.remote_addr + place;
+        wr->wr.rdma.rkey = base.rkey;
+    }
+    list->next = next;
+    list->moved = moved;
+    engine->slots[slot] = (struct pvl_slot){.op = list->op, .opcode = base.opcode, .count = n};
+    return n;
+}
+
+/* Of a chain of n only so many were accepted: keep the runs that are whole, cut the one that is not, free the others. */
+static void pvl_cut(struct pvl_engine *engine, uint32_t n, uint32_t accepted)
+{
+    for (uint32_t i = 0, length; i < n; i += length) {
+        uint32_t number = pvl_slot_of(engine->wrs[i].wr_id);
+        struct pvl_slot *slot = &engine->slots[number];
+
+        length = slot->count;
+        if (i + length <= accepted)
+            continue;
+        slot->count = accepted > i ? accepted - i : 0;
+        slot->cut = 1;
+        if (!slot->count) {
+            slot->op = NULL;
+            engine->free[engine->free_count++] = number;
+        }
+    }
 }
 
 /* Post one chain of a list; returns how many requests that were: 0 when there is no room, or nothing left. */
 static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
 {
     struct pvl_op *op = list->op;
-    struct ibv_send_wr *bad = NULL;
-    uint32_t n = 0, before = 0, slot;
+    struct ibv_send_wr *bad = NULL, *last;
+    uint32_t n, limit = pvl_room_left(engine), flying = op->posted - op->done;
     int rc;
 
-    uint32_t more = (uint32_t)engine->framing.no_imm; /* a write with an immediate is two requests there */
-
-    while (n + more < PVL_BATCH && list->next < list->count && engine->free_count > more &&
-           op->posted + n - op->done < list->window &&
-           pvl_has_credit(&engine->framing, pvl_kind(pvl_entry(list, list->next).opcode))) {
-        uint64_t index = list->next;
-        struct pvl_request piece = pvl_next_piece(list), note = piece;
-        int notices = more && piece.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-
-        if (notices)
-            piece.opcode = IBV_WR_RDMA_WRITE;
-        slot = engine->free[--engine->free_count];
-        engine->slots[slot] = (struct pvl_slot){.op = op, .length = (uint32_t)piece.length, .opcode = piece.opcode,
-                                                .quiet = 1, .before = before, .index = index};
-        before = slot + 1;
-        pvl_build(engine, n++, slot, &piece);
-        if (notices) {
-            note.opcode = PVL_WR_NOTICE;
-            slot = engine->free[--engine->free_count];
-            engine->slots[slot] = (struct pvl_slot){.op = op, .opcode = PVL_WR_NOTICE, .quiet = 1, .before = before,
-                                                    .index = index};
-            before = slot + 1;
-            pvl_build(engine, n++, slot, &note);
-        }
-    }
+    if (limit == 0 || flying >= list->window || list->next == list->count)
+        return 0;
+    if (limit > PVL_BATCH)
+        limit = PVL_BATCH;
+    if (limit > list->window - flying + (uint32_t)engine->framing.no_imm)
+        limit = list->window - flying + (uint32_t)engine->framing.no_imm;
+    n = list->requests ? pvl_fill(engine, list, limit) : pvl_fill_packed(engine, list, limit);
     if (!n)
         return 0;
-    engine->wrs[n - 1].next = NULL;
-    engine->wrs[n - 1].send_flags = IBV_SEND_SIGNALED;
-    engine->slots[before - 1].quiet = 0;
+    last = &engine->wrs[n - 1];
+    last->send_flags |= IBV_SEND_SIGNALED;
+    last->wr_id &= ~PVL_QUIET;
+    last->next = NULL;
     rc = ibv_post_send(engine->qp, engine->wrs, &bad);
+    if (n < PVL_BATCH)
+        last->next = last + 1;
     if (rc) {
-        /* What was accepted has lost its signalled end: each is on its own now, and ends when the QP is flushed. */
         uint32_t accepted = bad >= engine->wrs && bad < engine->wrs + n ? (uint32_t)(bad - engine->wrs) : 0;
 
-        for (uint32_t i = 0; i < n; i++) {
-            slot = (uint32_t)engine->wrs[i].wr_id;
-            if (i < accepted) {
-                engine->slots[slot].quiet = 0;
-                engine->slots[slot].before = 0;
-            } else {
-                engine->slots[slot].op = NULL;
-                engine->free[engine->free_count++] = slot;
-            }
-        }
         list->error = rc < 0 ? -rc : rc;
-        list->next = engine->slots[engine->wrs[accepted].wr_id].index;
+        list->next = pvl_index_of(engine->wrs[accepted].wr_id);
+        pvl_cut(engine, n, accepted);
         n = accepted;
     }
-    for (uint32_t i = 0; i < n; i++) {
-        const struct pvl_slot *posted = &engine->slots[engine->wrs[i].wr_id];
+    if (list->requests) {
+        for (uint32_t i = 0; i < n; i++)
+            pvl_count(&engine->stats, engine->pieces[i].opcode, 1, engine->pieces[i].length);
+    } else {
+        uint64_t bytes = 0;
 
-        pvl_count(&engine->stats, posted->opcode, posted->length);
+        for (uint32_t i = 0; i < n; i++)
+            bytes += engine->sges[2 * i].length;
+        pvl_count(&engine->stats, list->base.opcode, n, bytes);
     }
     pvl_fly(engine, n);
     op->posted += n;

@@ -18,27 +18,27 @@ struct pvl_stats {
     uint32_t in_flight_peak;
 };
 
-/* Count a request that was posted; what the library sends for itself is nobody's. */
-static void pvl_count(struct pvl_stats *stats, int opcode, uint32_t length)
+/* Count requests that were posted; what the library sends for itself is nobody's. */
+static void pvl_count(struct pvl_stats *stats, int opcode, uint32_t count, uint64_t bytes)
 {
     switch (opcode) {
     case IBV_WR_SEND:
     case IBV_WR_SEND_WITH_IMM:
-        stats->sends++;
-        stats->send_bytes += length;
+        stats->sends += count;
+        stats->send_bytes += bytes;
         break;
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM:
-        stats->writes++;
-        stats->write_bytes += length;
+        stats->writes += count;
+        stats->write_bytes += bytes;
         break;
     case IBV_WR_RDMA_READ:
-        stats->reads++;
-        stats->read_bytes += length;
+        stats->reads += count;
+        stats->read_bytes += bytes;
         break;
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
-        stats->atomics++;
+        stats->atomics += count;
         break;
     }
 }
