@@ -28,7 +28,7 @@ from .endpoint import LEAST_CREDITS
 from .enums import AccessFlags, QPState, WCStatus
 from .errors import ClosedError, CompletionError, PeerProtocolError, QueueFullError, VerbsError, WaitTimeout
 from .ffi import CData, ffi, lib
-from .mr import MRSlice
+from .mr import MR, MRSlice
 from .qp import QP
 from .regcache import RegistrationCache
 from .wr import completion_error
@@ -51,7 +51,7 @@ _LONG = 3600.0
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
 _LAST_ACK_NS = 50_000_000
-_move, _move_copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
+_move, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
 _PENDING = lib.PVL_PENDING
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -130,15 +130,14 @@ class Engine(Resource):
     # ------------------------------------------------------------ sending
 
     def move(
-        self, operation: str, opcode: int, source: Source, addr: int, rkey: int, imm: int, timeout: float | None
+        self, operation: str, opcode: int, part: MRSlice, addr: int, rkey: int, imm: int, timeout: float | None
     ) -> None:
-        """Send or write, or read into registered memory, by one request, and wait for it; errors as ``run``.
+        """Send or write registered memory, or read into it, by one request, and wait for it; errors as ``run``.
 
         All of it is one call of C. Only where that does not do, because it takes long or fails, Python enters the
         operation in its own books.
 
         Args:
-            source: registered memory; or bytes to be copied, no more than a cell takes.
             addr, rkey: of the peer's memory.
         """
         deadline = None if timeout is None else Deadline(timeout)
@@ -147,29 +146,67 @@ class Engine(Resource):
             op = self._idle.pop()
         except IndexError:
             op = self._pooled()
+        mr = part.mr
+        if part._recycled:
+            mr._holders.add(op.serial)
         try:
-            if isinstance(source, MRSlice):
-                memory = source.mr._c
-                rc = _move(self._c, op.c, opcode, memory, source.offset, source.length, addr, rkey, imm, wait)
-            else:
-                rc = _move_copy(self._c, op.c, opcode, _from_buffer(source), len(source), addr, rkey, imm, wait)
+            rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
         except BaseException:
-            self._leave(op, source)
+            self._leave(op, mr)
             raise
-        if rc == 0:
+        if rc:
+            self._go_on(rc, op, operation, opcode, part, mr, addr, rkey, imm, deadline)
+        else:
+            if part._recycled:
+                mr._holders.discard(op.serial)
             self._idle.append(op)
-            return
+
+    def copy(
+        self, operation: str, opcode: int, data: memoryview, addr: int, rkey: int, imm: int, timeout: float | None
+    ) -> None:
+        """Send or write what a cell takes, as ``move`` does registered memory."""
+        deadline = None if timeout is None else Deadline(timeout)
+        wait = _SLICE_NS if deadline is None else self._slice(deadline)
+        try:
+            op = self._idle.pop()
+        except IndexError:
+            op = self._pooled()
+        try:
+            rc = _copy(self._c, op.c, opcode, _from_buffer(data), data.nbytes, addr, rkey, imm, wait)
+        except BaseException:
+            self._leave(op, None)
+            raise
+        if rc:
+            self._go_on(rc, op, operation, opcode, data, None, addr, rkey, imm, deadline)
+        else:
+            self._idle.append(op)
+
+    def _go_on(
+        self,
+        rc: int,
+        op: Operation,
+        operation: str,
+        opcode: int,
+        source: Source,
+        mr: MR | None,
+        addr: int,
+        rkey: int,
+        imm: int,
+        deadline: Deadline | None,
+    ) -> None:
+        """Finish what one call of C did not."""
         deadline = deadline or Deadline(None)
         if rc == _PENDING:
             try:
                 self._live[op] = None
                 self.finish(op, operation, deadline)
             finally:
-                self._leave(op, source)
-            return
-        self._idle.append(op)  # nothing was posted: the long way
-        request, region = Request.of(opcode, source, addr, rkey, imm)
-        self.run(operation, (request,), deadline, region=region)
+                self._leave(op, mr)
+        else:  # nothing was posted: the long way
+            if mr is not None:
+                mr._holders.discard(op.serial)
+            self._idle.append(op)
+            self.run(operation, (Request.of(opcode, source, addr, rkey, imm),), deadline, region=mr)
 
     def _pooled(self) -> Operation:
         op = Operation((), None)
@@ -177,12 +214,12 @@ class Engine(Resource):
         self._pool[op] = None
         return op
 
-    def _leave(self, op: Operation, source: Source) -> None:
+    def _leave(self, op: Operation, mr: MR | None) -> None:
         """Let go of an operation of the pool, which may be in flight, or have failed."""
-        if isinstance(source, MRSlice):
-            op.regions = (source.mr,)
+        if mr is not None:
+            op.regions = (mr,)
             if not op.ended:  # C keeps it registered; this is for whoever looks for those that use it
-                source.mr._holders.add(op.serial)
+                mr._holders.add(op.serial)
         self._live[op] = None
         self._pool.pop(op, None)
         self._reap()

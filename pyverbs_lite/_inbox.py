@@ -152,7 +152,8 @@ class Inbox:
                     self._keep_box(box)
                 raise
             if short:
-                _boxes.append(box)
+                boxes = _boxes
+                boxes += (box,)  # no call: after one an interrupt may come, and with it the message would be lost
                 return made
             if length >= 0:
                 self._keep_box(box)

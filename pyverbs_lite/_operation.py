@@ -147,13 +147,12 @@ class Request:
     lkey: int = 0
 
     @classmethod
-    def of(cls, opcode: int, source: Source, remote_addr: int, rkey: int, imm: int) -> tuple[Request, Region | None]:
-        """Return a request for data, and the region that it uses."""
+    def of(cls, opcode: int, source: Source, remote_addr: int, rkey: int, imm: int) -> Request:
+        """Return a request for data."""
         if isinstance(source, MRSlice):
-            memory = source.length, remote_addr, rkey, imm
-            return cls(opcode, *memory, addr=source.addr, lkey=source.lkey), source.mr
+            return cls(opcode, source.length, remote_addr, rkey, imm, addr=source.addr, lkey=source.lkey)
         assert isinstance(source, memoryview)  # an accelerator's memory is registered first
-        return cls(opcode, len(source), remote_addr, rkey, imm, source=source), None
+        return cls(opcode, len(source), remote_addr, rkey, imm, source=source)
 
 
 class Operation:

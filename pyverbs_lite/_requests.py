@@ -65,7 +65,7 @@ class Mover:
         """Look at a message to be sent."""
         source = self._source(data)
         most = self._max_send_size
-        if _length(source) > most:
+        if source.nbytes > most:
             raise ValueError(
                 f"a message of {len(source)} bytes is longer than the peer receives: its max_message_size allows"
                 f" {most}; write it into a registered buffer of the peer, or raise the option there"
@@ -77,7 +77,7 @@ class Mover:
         source = self._source(data)
         if not self._known(remote, _REMOTE_WRITE):
             self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write")
-        if _length(source) > remote.length:
+        if source.nbytes > remote.length:
             raise ValueError(f"{len(source)} bytes do not fit into {remote}, which has {remote.length}")
         return source
 
@@ -103,7 +103,7 @@ class Mover:
         if into is None:
             return memoryview(bytearray(remote.length))
         target = self._to_fill(into)
-        if _length(target) < remote.length:
+        if target.nbytes < remote.length:
             raise ValueError(f"{remote} has {remote.length} bytes, which do not fit into a buffer of {len(target)}")
         return target
 
@@ -120,11 +120,11 @@ class Mover:
         """Send or write: from registered memory as it is, small data through a cell, the rest registered meanwhile."""
         number = 0 if imm is None else immediate(imm, "imm")
         if isinstance(source, MRSlice):
-            short = source.length <= self._max_piece
-        else:
-            short = len(source) <= CELL and isinstance(source, memoryview)
-        if short:
-            self._engine.move(operation, opcode, source, remote_addr, rkey, number, timeout)
+            if source.length <= self._max_piece:
+                self._engine.move(operation, opcode, source, remote_addr, rkey, number, timeout)
+                return
+        elif source.nbytes <= CELL and isinstance(source, memoryview):
+            self._engine.copy(operation, opcode, source, remote_addr, rkey, number, timeout)
             return
         deadline = Deadline(timeout)
         if isinstance(source, MRSlice):
@@ -139,7 +139,7 @@ class Mover:
             if self._engine.failure is not None:
                 self._engine.refuse_late("read")
             return
-        if _length(target) != remote.length:
+        if target.nbytes != remote.length:
             target = target[: remote.length]
         if isinstance(target, MRSlice) and target.length <= self._max_piece:
             self._engine.move("read", _READ, target, remote.addr, remote.rkey, 0, timeout)
@@ -241,10 +241,6 @@ class Mover:
             raise StateError(
                 f"{operation} would never complete: this side's max_rd_atomic or the peer's max_dest_rd_atomic is 0"
             )
-
-
-def _length(source: Source) -> int:
-    return source.length if isinstance(source, MRSlice) else len(source)
 
 
 def as_target(buffer: Memory | MR | MRSlice) -> memoryview:

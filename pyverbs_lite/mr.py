@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from ._access import WRITERS, check_access, pin
 from ._buffer import Memory, Pinned, look_at
@@ -26,12 +26,16 @@ __all__ = ["MR", "MRSlice"]
 class MRSlice:
     """A range of a memory region: usable as SGE, as data to send and as a target."""
 
-    __slots__ = ("length", "mr", "offset")
+    __slots__ = ("length", "mr", "nbytes", "offset")
+    #: Whether the range may be used for something else while the region stays: then each request is entered in
+    #: ``MR._holders`` by its number, for it to be known which of them are the older ones.
+    _recycled: ClassVar[bool] = False
 
     def __init__(self, mr: MR, offset: int, length: int) -> None:
         self.mr = mr
         self.offset = offset
         self.length = length
+        self.nbytes = length  # as a memoryview calls it
 
     @property
     def addr(self) -> int:

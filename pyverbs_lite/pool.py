@@ -56,13 +56,14 @@ class PoolSlice(MRSlice):
     """
 
     __slots__ = ("__weakref__", "_give_back", "_pool", "_region")
+    _recycled = True
 
     def __init__(self, pool: Pool, region: MR, offset: int, length: int, give_back: list[Callable[[], None]]) -> None:
         self._pool = pool
         self._region = region
         self._give_back = give_back  # taken out by whoever does it, so that it happens once
         self.offset = offset
-        self.length = length
+        self.length = self.nbytes = length
 
     @property
     def mr(self) -> MR:  # type: ignore[override]  # an attribute there
@@ -113,10 +114,12 @@ class _Part(MRSlice):
     """A range of a pool's slice, which it holds."""
 
     __slots__ = ("_whole",)
+    _recycled = True
 
     def __init__(self, whole: PoolSlice, mr: MR, offset: int, length: int) -> None:
         self._whole = whole
-        self.offset, self.length = offset, length
+        self.offset = offset
+        self.length = self.nbytes = length
 
     @property
     def mr(self) -> MR:  # type: ignore[override]

@@ -1,0 +1,148 @@
+"""The hot path: its C under sanitizers, how many instructions it takes, and how much Python runs around it.
+
+The numbers have some slack, for compilers differ. A change that needs more raises them here, where it is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.build import build  # noqa: E402
+from build_verbs import FFI_DIR, SOURCES  # noqa: E402
+
+C = ROOT / "tests" / "c"
+
+#: Instructions of one operation in C on the null provider, beyond those of a write in plain C, which are about 300.
+#: "list" is one entry of 64, and compared with nothing.
+INSTRUCTIONS = {"move": 275, "copy": 280, "send": 560, "recv": 170, "list": 125}
+
+#: Calls of Python functions and of C functions, and bytecodes, of one operation that is complete at once.
+PYTHON = {
+    "write": (6, 5, 215),
+    "write bytes": (7, 9, 240),
+    "write, with a timeout": (10, 10, 300),
+    "read": (7, 7, 250),
+    "send": (5, 5, 175),
+    "recv": (2, 3, 115),
+}
+
+
+def compiled(target: Path, source: str, *options: str) -> Path:
+    """Compile a program of ``tests/c`` with everything in ``ffi/src``; warnings are errors."""
+    included = "".join(f'#include "{ROOT / FFI_DIR / "src" / name}.c"\n' for name in SOURCES)
+    (target / "sources.h").write_text(included)
+    program = target / source
+    # A build of the module has uses for every function that is static here.
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-pthread"]
+    command = ["cc", *flags, *options, f"-I{target}", "-o", str(program), str(C / f"{source}.c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_the_engine_under_sanitizers(sanitizers: str, tmp_path: Path) -> None:
+    options = ["-O1", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    program = compiled(tmp_path, "engine_test", *options)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1"}
+    done = subprocess.run([program], capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, f"in {done.stdout.splitlines()[-1:]}:\n{done.stderr}"
+    assert len(done.stdout.splitlines()) >= 16
+
+
+def instructions(program: Path, case: str, function: str, times: int = 400) -> float:
+    """Count with callgrind, per call of one function."""
+    options = ["--tool=callgrind", "--callgrind-out-file=/dev/null", f"--toggle-collect=count_{function}"]
+    command = ["valgrind", *options, str(program), case, str(times)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stderr
+    found = re.search(r"Collected : (\d+)", said)
+    assert found, said
+    return int(found[1]) / times
+
+
+def test_instructions_in_c(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "count", "-O2")
+    floor = instructions(program, "floor", "floor")
+    assert 150 < floor < 450, "the yardstick itself has changed"
+    counted = {
+        "move": instructions(program, "move", "move") - floor,
+        "copy": instructions(program, "copy", "copy") - floor,
+        "send": instructions(program, "message", "send") - floor,
+        "recv": instructions(program, "message", "recv") - floor,
+        "list": instructions(program, "list", "list") / 64,
+    }
+    assert {name: count for name, count in counted.items() if count > INSTRUCTIONS[name]} == {}, counted
+
+
+PROGRAM = """
+    import json, sys
+    import pyverbs_lite as pvl
+    from bench.pair import pairs
+
+    def counted(before, call):
+        for _ in range(3):
+            before(), call()
+        calls, bytecodes = {"call": 0, "c_call": 0}, 0
+
+        def profile(frame, event, arg):
+            if event in calls:
+                calls[event] += 1
+
+        def trace(frame, event, arg):
+            nonlocal bytecodes
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            bytecodes += event == "opcode"
+            return trace
+
+        before()
+        sys.setprofile(profile)
+        call()
+        sys.setprofile(None)
+        before()
+        sys.settrace(trace)
+        call()
+        sys.settrace(None)
+        return calls["call"] - 1, calls["c_call"] - 1, bytecodes  # without the lambda, and what ends the counting
+
+    def nothing():
+        pass
+
+    with pairs(1, 4096, device="null0") as made:
+        left, right = made[0]
+        part, remote, data = left.register(bytearray(4096))[:64], left.remote["target"][:64], bytes(64)
+        print(json.dumps({
+            "write": counted(nothing, lambda: left.write(remote, part)),
+            "write bytes": counted(nothing, lambda: left.write(remote, data)),
+            "write, with a timeout": counted(nothing, lambda: left.write(remote, part, timeout=1.0)),
+            "read": counted(nothing, lambda: left.read(remote, part)),
+            "send": counted(nothing, lambda: (left.send(part), right.recv())[0]),
+            "recv": counted(lambda: left.send(part), lambda: right.recv()),
+        }))
+"""
+
+
+def test_python_around_one_operation() -> None:
+    code = "\n".join(line[4:] for line in PROGRAM.splitlines())
+    environment = {**os.environ, "LD_PRELOAD": str(build() / "libnull.so"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    counted = json.loads(done.stdout)
+    receive = counted["recv"]
+    counted["send"] = [both - one for both, one in zip(counted["send"], receive, strict=True)]
+    too_much = {
+        name: (found, PYTHON[name])
+        for name, found in counted.items()
+        if any(count > most for count, most in zip(found, PYTHON[name], strict=True))
+    }
+    assert not too_much, counted

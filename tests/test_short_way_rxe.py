@@ -1,0 +1,274 @@
+"""Operations that are one call of C: what becomes of those that take long, fail, are struck, or come all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from support import connected, in_thread
+
+import pyverbs_lite
+import pyverbs_lite as pvl
+
+pytestmark = pytest.mark.rdma
+
+PACKAGE = str(Path(pyverbs_lite.__file__).parent)
+PATIENT = {"ack_timeout_exp": 23, "retry_cnt": 7}
+
+
+class Struck(Exception):
+    pass
+
+
+class Strikes:
+    """Exceptions out of a signal handler, one after another, wherever the library is just then.
+
+    Not elsewhere: in a callback of the garbage collector's an exception ends, and in the test it says nothing.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._stop = threading.Event()
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(random.uniform(0.0005, 0.004)):
+            signal.pthread_kill(self._main, signal.SIGUSR1)
+
+    def _strike(self, _: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_filename.startswith(PACKAGE) and not self._stop.is_set():
+            self.count += 1
+            raise Struck
+
+    def __enter__(self) -> Strikes:
+        self._before = signal.signal(signal.SIGUSR1, self._strike)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class TestSlow:
+    @pytest.mark.parametrize("operation", ["write", "read", "send"])
+    def test_a_timeout_leaves_the_region_in_use(self, operation):
+        with connected({"buffers": {"data": bytearray(512)}}, PATIENT) as (left, right):
+            remote = left.remote["data"]
+            right._link.qp.to_reset()
+            region = left.register(bytearray(512))
+            calls = {
+                "write": lambda: left.write(remote, region, timeout=0.05),
+                "read": lambda: left.read(remote, region, timeout=0.05),
+                "send": lambda: left.send(region[:100], timeout=0.05),
+            }
+            with pytest.raises(pvl.WaitTimeout, match="still in flight and may complete later"):
+                calls[operation]()
+            assert left._engine.in_flight == 1
+            assert region._in_flight == 1
+            assert region._holders
+            with pytest.raises(pvl.BusyError, match="in flight"):
+                region.close()
+            gone, region = weakref.ref(region), None
+            calls.clear()
+            gc.collect()
+            assert gone() is not None
+            left.close()
+            assert gone() is None or gone().closed
+
+    def test_what_timed_out_completes_later_and_lets_go(self):
+        with connected({"buffers": {"data": bytearray(512)}}) as (left, _):
+            remote, region, late = left.remote["data"], left.register(bytearray(512)), 0
+            for _ in range(2000):
+                try:
+                    left.write(remote, region, timeout=0)
+                except pvl.WaitTimeout:  # noqa: PERF203
+                    late += 1
+            left.write(remote, region)
+            until(lambda: left._engine.look() or not left._engine.in_flight)
+            assert not left._engine._live
+            assert not region._in_flight
+            assert not region._holders
+            assert len(left._engine._pool) <= 2  # those that were late are gone, not kept
+            region.close()
+
+    def test_a_failure_is_told_to_its_caller_and_its_cause_to_the_next(self):
+        with connected({"buffers": {"data": bytearray(512)}}) as (left, _):
+            remote, region = left.remote["data"], left.register(bytearray(512))
+            forged = pvl.RemoteBuffer(remote.addr, remote.rkey ^ 0x5500, 512)
+            with pytest.raises(pvl.RemoteAccessError, match="write"):
+                left.write(forged, region)
+            with pytest.raises(pvl.ClosedError, match="this connection is over, because an earlier request"):
+                left.write(remote, region)
+            assert not left._engine._live
+            assert not region._in_flight
+            region.close()
+
+    def test_a_closed_region_is_refused_and_nothing_posted(self):
+        with connected({"buffers": {"data": bytearray(512)}}) as (left, _):
+            remote, region = left.remote["data"], left.register(bytearray(512))
+            part = region[:64]
+            region.close()
+            for call in (
+                lambda: left.write(remote, part),
+                lambda: left.read(remote[:64], part),
+                lambda: left.send(part),
+            ):
+                with pytest.raises(pvl.ClosedError):
+                    call()
+            assert left._engine.in_flight == 0
+            left.write(remote, b"fine")
+
+    def test_a_region_is_used_under_its_new_keys(self):
+        target = bytearray(64)
+        with connected({"buffers": {"data": target}}) as (left, _):
+            region, other = left.register(bytearray(b"a" * 64)), bytearray(b"b" * 64)
+            left.write(left.remote["data"], region)
+            assert bytes(target) == b"a" * 64
+            try:
+                region.rereg(buffer=other)
+            except pvl.UnsupportedError:  # rxe has no such verb in some kernels
+                return
+            left.write(left.remote["data"], region)
+            assert bytes(target) == b"b" * 64
+
+
+class TestStruck:
+    def test_no_message_is_lost_and_none_comes_twice(self):
+        count = 2000
+        with connected() as (left, right):
+            sending = in_thread(lambda: [left.send(number.to_bytes(4, "big")) for number in range(count)])
+            got: list[bytes] = []
+            with Strikes() as strikes:
+                while len(got) < count:
+                    try:
+                        while len(got) < count:
+                            got.append(right.recv(timeout=10))
+                    except Struck:  # noqa: PERF203
+                        pass
+            sending(20)
+            assert strikes.count > 5
+            numbers = [int.from_bytes(message, "big") for message in got]
+            if sys.version_info >= (3, 11):  # before, an interrupt may come between any two steps of the interpreter
+                assert numbers == list(range(count))
+            assert numbers == sorted(set(numbers))
+
+    def test_operations_end_once_and_leave_nothing(self):
+        with connected({"buffers": {"data": bytearray(512)}}, {"send_depth": 2}) as (left, _):
+            remote, region = left.remote["data"], left.register(bytearray(512))
+            calls = (
+                lambda: left.write(remote, region),
+                lambda: left.write(remote, b"short"),
+                lambda: left.read(remote, region),
+                lambda: left.write(remote, region, timeout=5.0),
+            )
+            end = time.monotonic() + 3
+            with Strikes() as strikes:
+                while strikes.count < 200 and time.monotonic() < end:
+                    with contextlib.suppress(Struck):
+                        random.choice(calls)()
+            assert strikes.count > 20
+            until(lambda: left._engine.look() or not left._engine.in_flight)
+            assert left._engine.failure is None
+            assert left._engine._c.free_count == 2
+            assert not left._engine._live
+            assert not region._in_flight
+            assert not region._holders
+            region.close()
+
+
+class TestThreads:
+    def test_reused_operations_are_never_two_callers(self):
+        """Every thread checks that what it has written is there when its call returns, and nobody else's doing."""
+        threads, turns = 6, 150
+        target = bytearray(64 * threads)
+        with connected({"buffers": {"data": target}}) as (left, _):
+            remote, start = left.remote["data"], threading.Barrier(threads)
+
+            def work(mine: int) -> None:
+                memory = bytearray(64)
+                region = left.register(memory)
+                place = remote[64 * mine : 64 * mine + 64]
+                start.wait(20)
+                for turn in range(turns):
+                    memory[:] = bytes([mine, turn]) * 32
+                    left.write(place, region, timeout=20)
+                    memory[:] = bytes(64)
+                    left.read(place, region, timeout=20)
+                    assert memory == bytes([mine, turn]) * 32
+                region.close()  # nothing of it is in flight
+
+            for wait in [in_thread(work, mine) for mine in range(threads)]:
+                wait(60)
+            assert not left._engine._live
+            assert len(left._engine._idle) <= threads
+
+    def test_messages_go_to_one_receiver_each(self):
+        count = 600
+        with connected() as (left, right):
+            got: list[int] = []
+            big = bytes(6000)
+
+            def receive() -> None:
+                while (message := right.recv(timeout=20))[:4] != b"stop":
+                    assert len(message) in (4, 4 + len(big))
+                    got.append(int.from_bytes(message[:4], "big"))
+
+            waiting = [in_thread(receive) for _ in range(4)]
+            for number in range(count):
+                left.send(number.to_bytes(4, "big") + (big if number % 3 == 0 else b""))
+            for _ in waiting:
+                left.send(b"stop")
+            for wait in waiting:
+                wait(20)
+            assert sorted(got) == list(range(count))
+
+
+class TestMessages:
+    def test_what_a_message_says(self):
+        with connected({"buffers": {"data": bytearray(8192)}}) as (left, right):
+            left.send(b"plain")
+            left.send(b"with", imm=7)
+            left.write(left.remote["data"], bytes(5000), imm=0xFFFFFFFF)
+            left.send(bytes(5000), imm=0)
+            left.send(b"")
+            plain, with_imm, notice, long, empty = (right.recv(timeout=5) for _ in range(5))
+        assert (plain, plain.imm, plain.byte_len, plain.opcode) == (b"plain", None, 5, pvl.WCOpcode.RECV)
+        assert (with_imm, with_imm.imm, with_imm.byte_len) == (b"with", 7, 4)
+        assert (notice, notice.imm, notice.byte_len) == (b"", 0xFFFFFFFF, 5000)
+        assert notice.opcode == pvl.WCOpcode.RECV_RDMA_WITH_IMM
+        assert (long, long.imm, long.byte_len) == (bytes(5000), 0, 5000)
+        assert (empty, empty.imm, empty.byte_len) == (b"", None, 0)
+
+    def test_a_buffer_that_is_too_short_leaves_the_message_where_it_is(self):
+        with connected() as (left, right):
+            for message in (b"longer", b"next"):
+                left.send(message)
+            for _ in range(2):
+                with pytest.raises(ValueError, match="has 6 bytes and the buffer only 5"):
+                    right.recv_into(bytearray(5), timeout=5)
+            target = bytearray(6)
+            assert right.recv_into(target, timeout=5) == 6
+            assert target == b"longer"
+            assert right.recv(timeout=5) == b"next"
+            with pytest.raises(pvl.WaitTimeout):
+                right.recv(timeout=0)
