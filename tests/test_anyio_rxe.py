@@ -405,6 +405,35 @@ def test_a_thread_that_polls_as_well_takes_nothing_away(run: Any) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("way", ["tcp", "cm"])
+def test_what_was_kept_of_a_lost_connection_is_stale(run: Any, way: str) -> None:
+    connect, listen, host = WAYS[way]
+
+    async def main() -> None:
+        made: list[face.Connection] = []
+        async with listen(host, 0, buffers={"data": b"theirs"}) as listener:
+
+            async def accept() -> None:
+                made.append(await listener.accept(20))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(accept)
+                first = await connect(host, listener.port)
+            kept = first.remote["data"]
+            await made.pop().close()
+            with pytest.raises(pvl.PeerClosedError):
+                await first.recv()
+            async with anyio.create_task_group() as group:
+                group.start_soon(accept)
+                second = await first.reconnect()
+            async with second, made.pop():
+                with pytest.raises(pvl.StaleBufferError):
+                    await second.read(kept)
+                assert await second.read(second.remote["data"]) == b"theirs"
+
+    run(main)
+
+
 def test_a_listener_with_several_waiters_and_a_timeout(run: Any) -> None:
     async def main() -> None:
         async with face.listen("127.0.0.1", 0) as listener:
