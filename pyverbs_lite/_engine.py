@@ -447,7 +447,9 @@ class Engine(Resource):
 
     def post_receives(self) -> None:
         """Post the whole receive ring; allowed from INIT on."""
-        check_rc("ibv_post_recv", lib.pvl_post_ring(self._c))
+        while (rc := lib.pvl_post_ring(self._c)) == errno.ENOBUFS and self._receives.grow():
+            pass
+        check_rc("ibv_post_recv", rc)
 
     # ------------------------------------------------------------ waiting
 

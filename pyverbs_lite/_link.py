@@ -41,8 +41,9 @@ from .mr import MR, MRSlice
 from .pd import PD
 from .qp import QP, QPInitAttr
 from .remote import RemoteBuffer
+from .srq import SRQ
 
-__all__ = ["CELL", "Link", "Named", "NamedMR", "check_transport", "dropped", "fitting"]
+__all__ = ["CELL", "Link", "Named", "NamedMR", "aligned", "check_transport", "dropped", "fitting"]
 
 #: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
 _ALIGNED = 64
@@ -74,7 +75,7 @@ class Named(Protocol):
     def length(self) -> int: ...
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
@@ -115,6 +116,8 @@ class Link:
     engine: Engine
     #: Who reads the completion channel, where that is not this link's alone.
     _hub: Hub | None = None
+    #: Where receives come from, where that is not the QP's own queue.
+    _srq: SRQ | None = None
 
     def __init__(self, settings: Settings, control: ControlBase, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self.peer = peer
@@ -133,14 +136,14 @@ class Link:
             slots = self.options.recv_depth + self._spare
             cq = made.keep(self.context.create_cq(self.options.send_depth + slots, channel))
             staging, ring = self._memory(made, slots)
-            init = QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC)
+            init = QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC, srq=self._srq)
             self.qp = made.keep(self._create_qp(init))
             self.states = [self.qp.state]
             self.engine = self._engine(
                 self.qp,
                 staging=staging,
                 send_slots=self.options.send_depth,
-                receives=Receives(ring, self._slot_size, slots, self.qp),
+                receives=self._receives(ring, slots),
                 peer=peer,
                 hub=self._hub,
             )
@@ -218,12 +221,12 @@ class Link:
             gid_netdev=settings.gid_netdev,
         )
 
-    def _memory(self, made: Made, slots: int) -> tuple[MRSlice, MRSlice]:
+    def _memory(self, made: Made, slots: int) -> tuple[MRSlice, MRSlice | None]:
         """Make the memory of the cells and of the receive slots: one region, but where they differ in access."""
-        cells, ring = self.options.send_depth * (CELL + HEADER), slots * _aligned(self._slot_size)
+        cells, ring = self.options.send_depth * (CELL + HEADER), slots * aligned(self._slot_size)
         if self.read_access != AccessFlags.LOCAL_WRITE:
             return self._alloc(made, cells, self.read_access)[:], self._alloc(made, ring, AccessFlags.LOCAL_WRITE)[:]
-        start = _aligned(cells)
+        start = aligned(cells)
         region = self._alloc(made, start + ring, AccessFlags.LOCAL_WRITE)
         return region[:cells], region[start:]
 
@@ -245,8 +248,12 @@ class Link:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
         # Inline data is an extra that no query tells about: some devices take none.
-        bare = QPInitAttr(send_cq=init.send_cq, recv_cq=init.recv_cq, cap=self._cap(0), qp_type=init.qp_type)
-        return self.pd.create_qp(bare)
+        return self.pd.create_qp(replace(init, cap=self._cap(0)))
+
+    def _receives(self, ring: MRSlice | None, slots: int) -> Receives:
+        """Return where messages arrive."""
+        assert ring is not None
+        return Receives(ring, self._slot_size, slots, self.qp)
 
     def _cap(self, inline: int) -> QPCap:
         return QPCap(

@@ -27,6 +27,10 @@ class Receives:
         self._stride = memory.length // slots
         self._region, self._start = memory.mr, memory.offset
 
+    def grow(self) -> bool:
+        """Make more slots ready, where there are not enough; say whether that helped."""
+        return False
+
     def view(self, slot: int, start: int, length: int) -> memoryview:
         """View a part of a slot."""
         start += self._start + slot * self._stride

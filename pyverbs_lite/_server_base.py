@@ -76,7 +76,8 @@ class ServerBase(ABC, Generic[_C]):
         try:
             address = sock.getsockname()
             self.host, self.port = address_text(address), int(address[1])
-            self._shared = Shared(settings, self.host, self._flush_later)
+            self._shared = Shared(settings, self.host, self._most, self._flush_later)
+            self._most = self._shared.pool.shares  # the device may have no room for all
             try:
                 # Whoever is about to get a place may wait for it in line.
                 self._gate = Gate(sock, self, settings, workers, self._most + workers + 64)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from ipaddress import IPv6Address
 
 from ._args import Deadline
 from ._buffer import Memory, look_at
 from ._control import Control, Peer
+from ._engine import HEADER, untold
 from ._hub import Hub
-from ._link import Link, Named, check_transport, fitting
+from ._link import CELL, Link, Named, aligned, check_transport, fitting
 from ._made import Made
 from ._options import Options
+from ._receives import Receives
 from ._settings import Settings, check_name, owner_of, port_of
+from ._srq_pool import SRQPool
+from .attr import QPCap
 from .comp_channel import CompChannel
 from .device import Context, open_device
 from .enums import AccessFlags, AtomicCap
-from .errors import ClosedError, HandshakeError, StateError, VerbsError
-from .mr import MR
+from .errors import ClosedError, HandshakeError, PeerClosedError, StateError, VerbsError
+from .mr import MR, MRSlice
 from .pd import PD
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
@@ -51,6 +56,7 @@ class Shared:
     Args:
         settings: as for one connection.
         local_address: the address that is listened on, for choosing the device.
+        connections: how many there may be at a time.
         flush_later: sends what a control connection does not take at once.
 
     Attributes:
@@ -64,7 +70,9 @@ class Shared:
         As ``PD.reg_mr``, for ``settings.buffers``.
     """
 
-    def __init__(self, settings: Settings, local_address: str, flush_later: Callable[[Control], None]) -> None:
+    def __init__(
+        self, settings: Settings, local_address: str, connections: int, flush_later: Callable[[Control], None]
+    ) -> None:
         self.settings = settings
         self._flush_later = flush_later
         # Nothing waits with it. It is taken after a link's own lock of this kind, and before a control channel's.
@@ -83,6 +91,10 @@ class Shared:
             self.pd = stack.enter_context(self.context.alloc_pd())
             self.channel = stack.enter_context(self.context.create_comp_channel())
             self.hub = stack.enter_context(Hub(self.channel, self._all_failed))
+            size = self.options.max_message_size + HEADER
+            share = self.options.recv_depth + ServerLink._credit_receives + untold(self.options.recv_depth)
+            self.pool = SRQPool(self.pd, size, aligned(size), share, connections)
+            stack.callback(self.pool.close)
             self.cache: RegistrationCache | None = None
             if self.options.registration_cache:
                 cache = RegistrationCache(self.pd, max_bytes=self.options.registration_cache)
@@ -204,7 +216,13 @@ class ServerLink(Link):
 
     def __init__(self, shared: Shared, control: Control, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self._shared, self.control, self._hub = shared, control, shared.hub
-        super().__init__(shared.settings, control, peer, remote_gid)
+        self._share = shared.pool.take()
+        self._srq = self._share.srq
+        try:
+            super().__init__(shared.settings, control, peer, remote_gid)
+        except BaseException:
+            self._share.close()
+            raise
 
     def _open(self, made: Made, settings: Settings, local_address: str) -> tuple[Context, int]:
         return self._shared.context, self._shared.port_for(local_address)
@@ -217,6 +235,15 @@ class ServerLink(Link):
 
     def _use_cache(self) -> None:
         self.engine._cache = self._shared.cache
+
+    def _memory(self, made: Made, slots: int) -> tuple[MRSlice, None]:
+        return self._alloc(made, self.options.send_depth * (CELL + HEADER), self.read_access)[:], None
+
+    def _receives(self, ring: MRSlice | None, slots: int) -> Receives:
+        return self._share
+
+    def _cap(self, inline: int) -> QPCap:
+        return replace(super()._cap(inline), max_recv_wr=0, max_recv_sge=0)  # those of the SRQ count
 
     @property
     def remote_access(self) -> AccessFlags:
@@ -235,4 +262,8 @@ class ServerLink(Link):
     def close(self) -> None:
         """Destroy everything that belongs to this connection alone; may be tried again."""
         self._shared.leave(self)
+        failure = self.engine.failure
+        if isinstance(failure, PeerClosedError) and self.control.channel.error is None:
+            self.engine._c.in_order = 1  # the peer said goodbye
         super().close()
+        self._share.close()

@@ -131,6 +131,7 @@ LAYERS = {
     "_hub": 4,
     "_server_base": 4,
     "_shared": 4,
+    "_srq_pool": 4,
     "server": 4,
     "_aio_connection": 5,
     "_aio_listener": 5,

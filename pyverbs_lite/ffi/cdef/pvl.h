@@ -107,8 +107,20 @@ struct pvl_receives {
     uint32_t size;
     uint32_t stride;
     uint32_t slots;
+    uint32_t *lkeys;
+    uint32_t block;
+    uint32_t ready;
+    uint32_t out;
+    uint32_t shares;
+    uint32_t lost;
+    uint32_t members;
+    uint32_t lent;
+    ...;
 };
-int pvl_post_slot(const struct pvl_receives *receives, uint32_t slot);
+#define PVL_POOL_LOST ...
+int pvl_post_slot(struct pvl_receives *receives, uint32_t slot);
+void pvl_pool_init(struct pvl_receives *pool);
+void pvl_pool_reset(struct pvl_receives *pool, struct ibv_srq *srq);
 struct pvl_framing {
     int malformed;
     uint32_t granted, sent, offered, told;
@@ -155,6 +167,7 @@ struct pvl_engine {
     struct pvl_receives *receives;
     uint32_t recv_slots;
     uint32_t recv_posted;
+    int in_order;
     struct pvl_arrival *arrivals;
     uint64_t arrived;
     uint64_t taken;

@@ -98,14 +98,16 @@ static void pvl_tell(struct pvl_engine *engine)
 /* Post a receive again whose message of that kind is done with. */
 static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind)
 {
-    int rc;
+    int pooled = pvl_pooled(engine->receives), ended = engine->stopped || engine->over, rc;
 
-    if (engine->stopped || engine->over)
+    if (ended && !pooled)
         return 0;
     rc = pvl_post_slot(engine->receives, slot);
+    if (ended)
+        return 0; /* it was for the others */
     if (rc)
         return rc < 0 ? -rc : rc; /* some drivers negate it */
-    engine->recv_posted++;
+    engine->recv_posted += !pooled;
     if (kind == PVL_CREDIT)
         return 0;
     if (kind == PVL_CONTROL)
@@ -116,11 +118,19 @@ static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind)
     return 0;
 }
 
+/* Take note of what is no message of a good peer's. */
+static void pvl_refuse(struct pvl_engine *engine, uint32_t slot)
+{
+    engine->framing.malformed = 1;
+    if (pvl_pooled(engine->receives))
+        pvl_post_slot(engine->receives, slot); /* the others need it */
+}
+
 /* Enter what Python is to take; a peer that sends more than it was granted is no peer of ours. */
 static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arrival)
 {
     if (engine->arrived - engine->taken >= engine->recv_slots) {
-        engine->framing.malformed = 1;
+        pvl_refuse(engine, arrival->slot);
         return;
     }
     engine->stats.recvs++;
@@ -138,7 +148,7 @@ static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_
     struct pvl_header header;
 
     if (byte_len < sizeof(header)) {
-        framing->malformed = 1;
+        pvl_refuse(engine, slot);
         return;
     }
     memcpy(&header, pvl_slot_memory(engine->receives, slot), sizeof(header));
@@ -157,7 +167,7 @@ static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_
         break;
     case PVL_CONTROL:
         if (!framing->control_worth_telling || framing->control_arrived - framing->control_taken >= engine->recv_slots) {
-            framing->malformed = 1;
+            pvl_refuse(engine, slot);
             break;
         }
         framing->control[framing->control_arrived % engine->recv_slots] = arrival;
@@ -167,7 +177,7 @@ static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_
         pvl_repost(engine, slot, PVL_CREDIT); /* where that is refused, the requests that follow show why */
         break;
     default:
-        framing->malformed = 1;
+        pvl_refuse(engine, slot);
     }
 }
 

@@ -174,7 +174,9 @@ struct pvl_engine {
 
     struct pvl_receives *receives;
     uint32_t recv_slots;  /* how many of them this connection may use */
-    uint32_t recv_posted; /* now */
+    uint32_t recv_posted; /* now; of a pool not 0 as long as there may be messages in the CQ */
+    uint32_t share;       /* of a pool */
+    int in_order;         /* the peer has said goodbye, so it was not in the middle of a message */
     struct pvl_arrival *arrivals; /* a ring of recv_slots entries */
     uint64_t arrived;             /* how many came in, ever */
     uint64_t taken;               /* how many Python has taken, ever */
@@ -306,11 +308,16 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     return engine;
 }
 
-/* Post every slot of a ring, once; returns 0 or an errno. */
+/* Post every slot of a ring, once, or those that a share of a pool needs; returns 0 or an errno. */
 static int pvl_post_ring(struct pvl_engine *engine)
 {
     int rc = 0;
 
+    if (pvl_pooled(engine->receives)) {
+        rc = pvl_pool_join(engine->receives, engine->recv_slots);
+        engine->recv_posted = engine->share = rc ? 0 : engine->recv_slots;
+        return rc;
+    }
     pthread_mutex_lock(&engine->lock);
     for (uint32_t slot = 0; slot < engine->receives->slots && rc == 0; slot++) {
         rc = pvl_post_slot(engine->receives, slot);
@@ -344,12 +351,14 @@ static int pvl_lend(struct pvl_engine *engine, struct pvl_loan *loan, int counte
         loan->counted = counted;
         loan->lent = 1;
         engine->lent += counted;
+        if (pvl_pooled(engine->receives))
+            pvl_pool_lend(engine->receives, 1);
     }
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
 
-/* Post the slot again, if there is one; returns 0 or an errno. Nothing is posted any more after pvl_stop(). */
+/* Post the slot again, if there is one; returns 0 or an errno. After pvl_stop() only a pool takes it. */
 static int pvl_give_back(struct pvl_engine *engine, struct pvl_loan *loan)
 {
     int rc = 0;
@@ -358,6 +367,8 @@ static int pvl_give_back(struct pvl_engine *engine, struct pvl_loan *loan)
     if (loan->lent) {
         loan->lent = 0;
         engine->lent -= loan->counted;
+        if (pvl_pooled(engine->receives))
+            pvl_pool_lend(engine->receives, -1);
         rc = pvl_repost(engine, loan->arrival.slot, PVL_MESSAGE);
     }
     pthread_mutex_unlock(&engine->lock);
@@ -458,6 +469,11 @@ static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
 
         pvl_arrive(engine, &arrival);
     }
+    if (pvl_pooled(engine->receives)) {
+        if (wc->status != IBV_WC_SUCCESS)
+            pvl_post_slot(engine->receives, (uint32_t)wc->wr_id);
+        return;
+    }
     /* Last, for Python looks without the lock: where no receive is posted, all that arrived must be seen. */
     __atomic_store_n(&engine->recv_posted, engine->recv_posted - 1, __ATOMIC_RELEASE);
 }
@@ -482,6 +498,17 @@ static int pvl_ready(const struct pvl_engine *engine, int until, const struct pv
     default:
         return engine->in_flight == 0 && engine->recv_posted == 0;
     }
+}
+
+/*
+ * Nothing was found in the CQ of a QP in ERR: no message is coming any more.
+ *
+ * What is posted to an SRQ is not flushed. What the peer has an acknowledgement of, is in the CQ before that.
+ */
+static void pvl_found_nothing(struct pvl_engine *engine)
+{
+    if ((engine->over || engine->flushed) && pvl_pooled(engine->receives))
+        __atomic_store_n(&engine->recv_posted, 0, __ATOMIC_RELEASE);
 }
 
 /* Enter completions that were taken, start what they make room for, and tell whoever waits; `poke` the event loop too. */
@@ -537,6 +564,8 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
         }
         if (deadline && (left = deadline - pvl_now_ns()) < 0)
             left = 0;
+        if (engine->over && pvl_pooled(engine->receives) && engine->recv_posted && engine->in_flight == 0)
+            left = 0; /* nothing is going to ring: see pvl_found_nothing() */
         engine->polling = 1;
         pthread_mutex_unlock(&engine->lock);
         rc = engine->hub ? pvl_hub_wait(engine, left, &got, &woke)
@@ -547,6 +576,8 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
         engine->stats.polls++;
         engine->stats.sleeps += pvl_naps - naps;
         control = engine->framing.control_arrived;
+        if (got == 0 && rc == 0)
+            pvl_found_nothing(engine);
         pvl_enter(engine, got, 1);
         if (rc < 0)
             return rc;
@@ -859,6 +890,17 @@ static void pvl_stop(struct pvl_engine *engine)
 
             pvl_complete(engine, &flushed);
         }
+    if (engine->share) {
+        /* What is in the CQ, and what nobody will take, goes back to the others. */
+        for (int got; (got = ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc)) > 0;)
+            for (int i = 0; i < got; i++)
+                if (engine->wc[i].wr_id & PVL_RECV)
+                    pvl_post_slot(engine->receives, (uint32_t)engine->wc[i].wr_id);
+        while (engine->taken != engine->arrived)
+            pvl_post_slot(engine->receives, engine->arrivals[engine->taken++ % engine->recv_slots].slot);
+        pvl_pool_leave(engine->receives, engine->share, engine->in_order);
+        engine->share = 0;
+    }
     engine->recv_posted = 0;
     pvl_poke(engine);
     pthread_cond_broadcast(&engine->news);

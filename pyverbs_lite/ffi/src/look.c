@@ -67,6 +67,8 @@ static int pvl_look(struct pvl_engine *engine)
         }
     }
     pthread_mutex_lock(&engine->lock);
+    if (n == 0)
+        pvl_found_nothing(engine);
     engine->polling = 0;
     if (engine->sleepers)
         pthread_cond_broadcast(&engine->news);
