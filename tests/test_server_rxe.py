@@ -512,3 +512,202 @@ def test_ctrl_c_ends_it() -> None:
 def test_what_it_is_not_made_with(no_leaks: None, options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         pvl.Server(HERE, 0, **{"handler": echo, **options})
+
+
+# ------------------------------------------------------------ the shared receive queue
+
+
+def test_receives_are_shared_and_used_again(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, echo, max_connections=40, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        pool = server._shared.pool
+        with connect(server, device=context) as first:
+            assert ask(first, b"one") == b"ONE"
+            share, taken = first.info.recv_depth, pool.pinned
+            assert pool.c.members == 1
+            assert share <= pool.c.shares == pool.c.out
+        for _ in range(3):
+            with contextlib.ExitStack() as stack:
+                peers = [stack.enter_context(connect(server, device=context)) for _ in range(6)]
+                for number, peer in enumerate(peers):
+                    assert ask(peer, b"%d" % number) == b"%d" % number
+                until(lambda: pool.c.members == 6)
+                assert pool.c.out == pool.c.shares == 6 * pool._share
+            until(lambda: server.stats.open == 0)
+        assert pool.pinned == taken  # a block is enough for all of these, and stays
+        assert (pool.c.members, pool.c.shares, pool.c.lost) == (0, 0, 0)  # everybody said goodbye
+
+
+def test_peers_whose_messages_are_not_taken_use_up_nobody_elses_receives(no_leaks: None) -> None:
+    """All of them send as much as they may; without credits one would empty the queue for all."""
+    going = threading.Event()
+
+    def handler(conn: pvl.Connection) -> None:
+        if conn.recv() == b"wait":
+            going.wait(30)
+        echo(conn)
+
+    with pvl.Server(HERE, 0, handler, rnr_retry=0, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        with contextlib.ExitStack() as stack:
+            full = [stack.enter_context(connect(server, device=context, rnr_retry=0)) for _ in range(4)]
+            sent = dict.fromkeys(full, 0)
+            for conn in full:
+                conn.send(b"wait")
+                with pytest.raises(pvl.WaitTimeout, match="has not taken"):
+                    while True:
+                        conn.send(b"%d" % sent[conn], timeout=0.05)
+                        sent[conn] += 1
+                assert sent[conn] >= 4
+            with connect(server, device=context, rnr_retry=0) as good:
+                good.send(b"go on")
+                for number in range(40):
+                    assert ask(good, b"%d" % number) == b"%d" % number
+            going.set()
+            for conn in full:
+                assert [bytes(conn.recv(timeout=20)) for _ in range(sent[conn])] == [
+                    b"%d" % number for number in range(sent[conn])
+                ]
+
+
+def test_a_peer_that_sends_more_than_it_was_granted_is_ended_alone(no_leaks: None) -> None:
+    over = threading.Event()
+
+    def handler(conn: pvl.Connection) -> None:
+        if conn.recv() == b"flood":
+            over.wait(30)
+        echo(conn)
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        pool = server._shared.pool
+        with connect(server, device=context) as good:
+            good.send(b"good")
+            with connect(server, device=context, send_depth=64) as bad:
+                until(lambda: server.stats.open == 2)
+                bad.send(b"flood")
+                bad._engine._c.framing.granted += 1000  # it grants itself
+                share = pool._share
+                works = [bad.start_send(b"%d" % number) for number in range(share + 4)]
+                over.set()
+                with pytest.raises(pvl.VerbsError):
+                    while True:
+                        bad.recv(timeout=20)
+                assert len(works) > share
+            until(lambda: server.stats.open == 1)
+            for number in range(30):
+                assert ask(good, b"%d" % number) == b"%d" % number
+        until(lambda: server.stats.open == 0)
+        for _ in range(3):
+            with connect(server, device=context) as conn:
+                conn.send(b"next")
+                assert ask(conn, b"on") == b"ON"
+
+
+def test_what_a_dead_peer_may_have_taken_with_it_is_made_up_for(no_leaks: None) -> None:
+    """A receive in the middle of a message ends with its QP, and no completion tells of it."""
+    with pvl.Server(HERE, 0, echo, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        pool = server._shared.pool
+        with connect(server, device=context) as stays:
+            for number in range(1, 4):
+                conn = connect(server, device=context)
+                assert ask(conn, b"x") == b"X"
+                conn._link.peer.control.close()  # no goodbye
+                until(lambda: server.stats.open == 1)
+                conn.close()
+                until(lambda number=number: pool.c.lost == number)
+            with connect(server, device=context) as conn:
+                assert ask(conn, b"y") == b"Y"
+                assert pool.c.out == 2 * pool._share + 3
+            assert ask(stays, b"z") == b"Z"
+        until(lambda: server.stats.open == 0)
+        with connect(server, device=context) as conn:  # nobody was there, so the books begin anew
+            assert ask(conn, b"y") == b"Y"
+            assert (pool.c.lost, pool.c.out) == (0, pool._share)
+
+
+def test_a_lent_message_outlives_its_connection(no_leaks: None) -> None:
+    lent: list[Any] = []
+
+    def handler(conn: pvl.Connection) -> None:
+        message = conn.recv(lend=True)
+        lent.append((message, message.view))
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        for word in (b"first", b"second"):
+            with connect(server, device=context) as conn:
+                conn.send(word)
+                with pytest.raises(pvl.PeerClosedError):
+                    conn.recv(timeout=20)
+            until(lambda: server.stats.open == 0)
+        assert [bytes(view) for _, view in lent] == [b"first", b"second"]
+        assert server._shared.pool.c.lent == 2
+        lent.pop(0)[0].release()
+        assert server._shared.pool.c.lent == 1
+    message, view = lent.pop()
+    assert bytes(view) == b"second"
+    del view
+    message.release()  # there is no queue any more
+
+
+# ------------------------------------------------------------ many
+
+CLIENTS = """
+    import sys
+    import pyverbs_lite as pvl
+    port, first, count = map(int, sys.argv[1:])
+    small = {"max_message_size": 512, "recv_depth": 4, "send_depth": 4}
+    with pvl.open_device() as context:
+        numbers = range(first, first + count)
+        conns = {n: pvl.connect("127.0.0.1", port, device=context, timeout=60, **small) for n in numbers}
+        print(len(conns), flush=True)
+        sys.stdin.readline()
+        for number, conn in conns.items():
+            conn.send(b"peer %d" % number, timeout=60)
+            conn.send(b"%d again" % number, timeout=60)
+        for number, conn in conns.items():
+            assert conn.recv(timeout=60) == b"PEER %d" % number
+            assert conn.recv(timeout=60) == b"%d AGAIN" % number
+        print("good", flush=True)
+        sys.stdin.readline()
+        for conn in conns.values():
+            conn.close()
+"""
+
+
+def test_five_hundred_peers_in_one_process(no_leaks: None) -> None:
+    """Some 15 s where nothing else runs: one takes 25 ms from its beginning to its end, both sides together."""
+    with pvl.Server(HERE, 0, echo, max_connections=500, timeout=60, **SMALL) as server, contextlib.ExitStack() as stack:
+        server.start()
+        fds = len(os.listdir("/proc/self/fd"))
+        clients = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", textwrap.dedent(CLIENTS), str(server.port), str(first), "250"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for first in range(0, 500, 250)
+        ]
+        lines = [client.stdout for client in clients if client.stdout]
+        assert [line.readline() for line in lines] == ["250\n"] * 2
+        until(lambda: server.stats.open == 500)
+        assert len(os.listdir("/proc/self/fd")) - fds == 500 + 2 * 2  # each its TCP socket; and our pipes
+        with pytest.raises(pvl.HandshakeError, match="BUSY"):
+            connect(server)
+        spent = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - spent < 0.2  # who waits costs nothing
+        for client in clients:
+            print(file=client.stdin, flush=True)
+        assert [line.readline() for line in lines] == ["good\n"] * 2
+        assert server.stats.accepted == 500
+        assert server.stats.failed == 0
+        for client in clients:
+            client.communicate("\n", timeout=60)
+            assert client.returncode == 0
+        until(lambda: server.stats.open == 0)
