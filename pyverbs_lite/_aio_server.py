@@ -111,7 +111,8 @@ class Server:
 
     async def serve_forever(self) -> None:
         """Accept until ``stop`` is called, by a handler or another task, and has done its work."""
-        await self.start()
+        if self._inner is None:
+            await self.start()
         await self._stopped.wait()
 
     def _started(self) -> _Inner:

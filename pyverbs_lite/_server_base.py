@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ._args import check_int
 from ._buffer import Memory
@@ -15,6 +16,7 @@ from ._gate import Gate, Guest
 from ._link import Link
 from ._settings import ConnectOptions, Settings
 from ._shared import ServerLink, Shared
+from ._stats import ConnectionStats
 from ._tcp import address_text, bind_tcp
 from .connection import Connection
 from .enums import AccessFlags
@@ -23,7 +25,13 @@ from .mr import MR
 
 __all__ = ["CLOSERS", "NOTICE", "ServerBase", "ServerStats", "close_quietly"]
 
-_C = TypeVar("_C")
+
+class _Counts(Hashable, Protocol):
+    @property
+    def stats(self) -> ConnectionStats: ...
+
+
+_C = TypeVar("_C", bound=_Counts)
 #: The most that may be asked for: each needs a descriptor at least.
 _MOST = 1 << 20
 #: How long handlers whose connections were closed may take to notice, in seconds.
@@ -43,6 +51,8 @@ class ServerStats:
         failed: handshakes that came to nothing for another reason.
         handler_errors: handlers that raised.
         open: connections that are there now.
+        peers: of each of these, its peer's address and port -> what it has done.
+        total: what all connections have done, those that have ended included.
     """
 
     accepted: int
@@ -50,6 +60,8 @@ class ServerStats:
     failed: int
     handler_errors: int
     open: int
+    peers: Mapping[str, ConnectionStats]
+    total: ConnectionStats
 
 
 class ServerBase(ABC, Generic[_C]):
@@ -71,6 +83,7 @@ class ServerBase(ABC, Generic[_C]):
         self._places = 0  # taken: by connections, and by peers whose QP is being made
         self._accepted = self._refused = self._failed = self._handler_errors = 0
         self._open: dict[_C, str] = {}
+        self._past = ConnectionStats.total(())
         self._started = self._stopping = False
         sock = bind_tcp(host, port, backlog)
         try:
@@ -102,12 +115,15 @@ class ServerBase(ABC, Generic[_C]):
     def stats(self) -> ServerStats:
         """What has become of those who came, up to now."""
         with self._changed:
+            peers = {peer: conn.stats for conn, peer in self._open.items()}
             return ServerStats(
                 accepted=self._accepted,
                 refused=self._refused,
                 failed=self._failed,
                 handler_errors=self._handler_errors,
-                open=len(self._open),
+                open=len(peers),
+                peers=peers,
+                total=ConnectionStats.total((self._past, *peers.values())),
             )
 
     def _register(self, buffer: Memory, name: str, access: AccessFlags | None) -> MR:
@@ -173,6 +189,7 @@ class ServerBase(ABC, Generic[_C]):
     def _leave(self, conn: _C) -> None:
         with self._changed:
             if self._open.pop(conn, None) is not None:
+                self._past = ConnectionStats.total((self._past, conn.stats))
                 self.vacate()
 
     def _ended(self, peer: str, error: BaseException | None) -> None:

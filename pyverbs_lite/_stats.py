@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from typing_extensions import Self
@@ -54,3 +55,10 @@ class ConnectionStats:
     def of(cls, c: CData) -> Self:
         """Take the values of a ``struct pvl_stats *``."""
         return cls(**{field.name: int(getattr(c, field.name)) for field in fields(cls)})
+
+    @classmethod
+    def total(cls, several: Iterable[Self]) -> Self:
+        """Add up those of several connections; of the peaks, the highest counts."""
+        each = tuple(several)
+        sums = {field.name: sum(getattr(stats, field.name) for stats in each) for field in fields(cls)}
+        return cls(**{**sums, "in_flight_peak": max((stats.in_flight_peak for stats in each), default=0)})

@@ -97,7 +97,8 @@ class Server(ServerBase[Connection]):
 
         An exception that a signal handler raises (Ctrl-C) gets out at once, and leaves the server running.
         """
-        self.start()
+        if not self._started:
+            self.start()
         self._stopped.wait()
 
     def register(self, buffer: Memory, *, name: str, access: AccessFlags | None = None) -> MR:

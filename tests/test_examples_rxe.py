@@ -18,6 +18,7 @@ ALONE = {
     "anyio_echo.py": "6 answers, each to its question\n",
     "parameter_server.py": "40 steps by 3 workers: [390.0, -5135.0, 120.0], each added once\n",
     "broadcast.py": "840000 bytes of float32 to each of 3 peers, whose SHA-256 is right\n",
+    "reply_server.py": "8 clients, 5860 in all, 52 pieces sold\n",
     "kv_cache.py": "300 values are right, read while their owner was stopped\n",
 }
 SHORT = ("aio_echo.py", "cm_hello.py", "file_copy.py", *ALONE)

@@ -84,7 +84,8 @@ def test_each_peer_has_a_handler_and_all_share_a_context_and_a_domain(no_leaks: 
             assert ask(peer, b"from %d" % number) == b"FROM %d" % number
         until(lambda: len(server.connections) == 5)
         assert len(domains) == 1
-        assert server.stats == pvl.ServerStats(accepted=5, refused=0, failed=0, handler_errors=0, open=5)
+        stats = server.stats
+        assert (stats.accepted, stats.refused, stats.failed, stats.handler_errors, stats.open) == (5, 0, 0, 0, 5)
         assert repr(server) == f"<Server on {HERE} port {server.port}, 5 connections>"
         peers[2].close()
         until(lambda: len(server.connections) == 4)
@@ -92,6 +93,29 @@ def test_each_peer_has_a_handler_and_all_share_a_context_and_a_domain(no_leaks: 
     assert repr(server) == f"<Server on {HERE} port {server.port} (stopped)>"
     assert server.closed
     assert server.stats.open == 0
+
+
+def test_what_each_peer_has_done_is_accounted_for(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, echo, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        with connect(server, device=context) as left, connect(server, device=context) as right:
+            for word in (b"one", b"three"):
+                assert ask(left, word) == word.upper()
+            assert ask(right, b"7" * 100) == b"7" * 100
+            until(lambda: server.stats.open == 2)
+            names = [f"{HERE} port {conn._link.peer.control.socket.getsockname()[1]}" for conn in (left, right)]  # type: ignore[attr-defined]
+            stats = server.stats
+            assert set(stats.peers) == set(names)
+            seen = [
+                (peer.recvs, peer.recv_bytes, peer.sends, peer.send_bytes)
+                for peer in map(stats.peers.get, names)
+                if peer
+            ]
+            assert seen == [(2, 8, 2, 8), (1, 100, 1, 100)]
+        until(lambda: server.stats.open == 0)
+        assert server.stats.peers == {}
+        total = server.stats.total
+        assert (total.recvs, total.recv_bytes, total.sends, total.send_bytes) == (3, 108, 3, 108)
 
 
 def test_one_more_than_it_takes_hears_that_it_is_busy(no_leaks: None) -> None:
