@@ -58,14 +58,17 @@ class Watch(WatchBase):
 
     # ------------------------------------------------------------ looking
 
-    def _look(self) -> bool:
-        """See to what the descriptors have to say; return whether there may be more."""
+    def _hear(self) -> None:
+        """See which descriptors have something to say."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._poke_fd:
                 with suppress(BlockingIOError):
                     os.eventfd_read(fd)
             elif fd == self._peer_fd:
                 self.engine.read_peer()
+
+    def _look(self) -> bool:
+        """Look for completions and for those whom other threads want woken; return whether there may be more."""
         more = self.look()
         while self._late:
             self.rouse(self._late.popleft())
@@ -97,17 +100,23 @@ class Watch(WatchBase):
         """Sleep until ``rouse``, or the deadline; lead while nobody else does."""
         self._sleepers.append(place)
         try:
-            with anyio.move_on_after(deadline.left):
-                while not (place.woken or self.closed or self._stopped):
-                    if self._leader is None:
-                        await self._lead(place)
-                    else:
-                        await place.event.wait()
-                        place.event = anyio.Event()
+            if deadline.seconds is None:  # a scope of its own would only cost time
+                await self._sleep(place)
+            else:
+                with anyio.move_on_after(deadline.left):
+                    await self._sleep(place)
         finally:
             self._sleepers.remove(place)
             if self._leader is None and self._sleepers:
                 self._sleepers[0].event.set()
+
+    async def _sleep(self, place: _Place) -> None:
+        while not (place.woken or self.closed or self._stopped):
+            if self._leader is None:
+                await self._lead(place)
+            else:
+                await place.event.wait()
+                place.event = anyio.Event()
 
     async def _lead(self, place: _Place) -> None:
         self._leader = place
@@ -119,11 +128,14 @@ class Watch(WatchBase):
                 if more:
                     await anyio.lowlevel.checkpoint()
                     continue
-                limit = self.engine._flush_limit.left + 1e-3 if self._failed else None
-                with anyio.move_on_after(limit):
+                if self._failed:  # then not for ever
+                    with anyio.move_on_after(self.engine._flush_limit.left + 1e-3):
+                        await anyio.wait_readable(self._epoll)
+                else:
                     await anyio.wait_readable(self._epoll)
                 if self.closed:
                     break
+                self._hear()
         finally:
             self._leader = None
             if self.closed:
