@@ -15,7 +15,7 @@ import pyverbs_lite as pvl
 from . import resources
 from .faces import PATIENCE, Aio, Blocking, drive
 from .life import AGAIN, Home, Living
-from .plan import Life, Settings, life_of
+from .plan import AUTHKEY, Life, Settings, life_of, way_of
 from .tally import Tally, await_word, tell, tell_failure
 
 #: Seconds between two accounts of a process that may be killed at any time.
@@ -33,7 +33,7 @@ class Clients:
     """
 
     def __init__(
-        self, settings: Settings, peers: list[int], ports: dict[str, int], first: int, context: pvl.Context
+        self, settings: Settings, peers: list[int], ports: dict[str, Any], first: int, context: pvl.Context
     ) -> None:
         self._settings, self.peers, self._ports, self._first = settings, peers, ports, first
         self._context = context
@@ -67,12 +67,18 @@ class Clients:
         """Let every peer come to its end."""
         self._stopped.set()
 
-    def _where(self, peer: int) -> int:
-        rare = {0: "server", 1: "aio", 5: "aio", 8: "server", 9: "threads", 13: "aio"}
-        return self._ports[rare.get(peer % 16, "aio_server")]
-
-    def _options(self, life: Life) -> dict[str, Any]:
-        return {**life.tuning, **({} if life.own_context else {"device": self._context})}
+    def _dial(self, face: Any, life: Life, timeout: float) -> Any:
+        """Call ``connect`` of a face: ``pvl`` or ``pvl.aio``."""
+        way = way_of(life.peer)
+        options: dict[str, Any] = {**life.tuning, "timeout": timeout}
+        if way == "cm" and self._ports["cm"]:
+            dial = pvl.cm.connect if face is pvl else face.cm_connect
+            return dial(self._ports["cm_host"], self._ports["cm"], **options)
+        if way == "server":
+            options["authkey"] = AUTHKEY
+        if not life.own_context:
+            options["device"] = self._context
+        return face.connect("127.0.0.1", self._ports["aio" if way == "cm" else way], **options)
 
     def _lives(self, peer: int) -> Any:
         for number in itertools.count(self._first):
@@ -82,6 +88,7 @@ class Clients:
 
     async def _live(self, life: Life, face: Any, home: Home) -> None:
         self.tally["connections made"] += 1
+        self.tally[f"way {way_of(life.peer)}"] += 1
         living = Living(life, face, home, self.tally, self._keys, self._arrived)
         try:
             await living.run(self._stopped.is_set)
@@ -107,13 +114,11 @@ class Clients:
             for life in self._lives(peer):
                 if face.conn is None and life.connect_cut is not None:
                     try:
-                        pvl.connect(
-                            "127.0.0.1", self._where(peer), timeout=life.connect_cut, **self._options(life)
-                        ).close()
+                        self._dial(pvl, life, life.connect_cut).close()
                     except pvl.HandshakeTimeout as error:
                         self.tally.expected(error, "connect cut")
                 if face.conn is None:
-                    face.conn = pvl.connect("127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life))
+                    face.conn = self._dial(pvl, life, PATIENCE)
                 drive(self._live(life, face, home))
             if face.conn is not None:
                 drive(face.close())
@@ -140,9 +145,7 @@ class Clients:
                     if life.connect_cut is not None:
                         await self._cut_connect(life)
                     async with self._dialling:
-                        face.conn = await pvl.aio.connect(
-                            "127.0.0.1", self._where(peer), timeout=PATIENCE, **self._options(life)
-                        )
+                        face.conn = await self._dial(pvl.aio, life, PATIENCE)
                 await self._live(life, face, home)
             if face.conn is not None:
                 await face.close()
@@ -151,7 +154,7 @@ class Clients:
                 self._fail(error, f"{life}, connecting")
 
     async def _cut_connect(self, life: Life) -> None:
-        opening = pvl.aio.connect("127.0.0.1", self._where(life.peer), timeout=PATIENCE, **self._options(life))
+        opening = self._dial(pvl.aio, life, PATIENCE)
 
         async def connect() -> None:
             await (await opening).close()
@@ -173,11 +176,15 @@ class Clients:
         await asyncio.gather(*(self._run_peer(peer) for peer in self.peers))
 
 
-def main(seed: int, seconds: float, peers: int, kind: str, ids: list[int], ports: dict[str, int], first: int) -> None:
+def main(seed: int, seconds: float, peers: int, kind: str, ids: list[int], ports: dict[str, Any], first: int) -> None:
     """Run one process of peers until told to stop, and give everything back."""
     warnings.simplefilter("ignore", ResourceWarning)  # some connections are dropped on purpose
     signal.signal(signal.SIGALRM, lambda *_: None)
+    if ports["cm"]:
+        resources.warm(ports["cm_host"])
     before = resources.of_process()
+    tell("warm")
+    await_word("connect")
     settings = Settings(seed, seconds, peers)
     with pvl.open_device() as context:
         clients = Clients(settings, ids, ports, first, context)

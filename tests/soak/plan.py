@@ -6,10 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DATA", "HOME", "MESSAGE", "WORDS", "Life", "Settings", "Step", "life_of"]
+__all__ = ["AUTHKEY", "DATA", "HOME", "MESSAGE", "WORDS", "Life", "Settings", "Step", "life_of", "way_of"]
 
 #: Of a peer's home, the range of the server's memory that is its own: the whole, words for atomics, what is checked.
 HOME, WORDS, DATA = 64 << 10, 8, 56 << 10
+#: What the peers of one of the servers must know.
+AUTHKEY = b"known to every peer"
 #: The longest message, header included.
 MESSAGE = 4096
 
@@ -38,6 +40,15 @@ _STEPS = {
     "pause": 2,
 }
 _ENDS = {"orderly": 8, "asked": 3, "again": 4, "traffic": 5, "trespass": 2, "forgotten": 2}
+
+
+#: Whom a peer connects to, by the last hexadecimal digit of its number.
+_WAYS = {0: "server", 8: "server", 1: "aio", 5: "aio", 9: "threads", 3: "cm", 6: "cm", 13: "cm"}
+
+
+def way_of(peer: int) -> str:
+    """Say which of the server's faces a peer connects to."""
+    return _WAYS.get(peer % 16, "aio_server")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ def table(settings: Settings, tally: Tally, server: Tally, memory: tuple[int, in
         f"connections: {made} made, {server['connections at a time']} at a time at most; ends: {ends}, {killed} peers"
         f" killed with {tally['processes killed']} processes"
     )
+    lines.append("served by: " + ", ".join(f"{count} {name}" for name, count in _rows(tally, "way")))
     lines.append("cuts: " + ", ".join(f"{count} by {name}" for name, count in _rows(tally, "cut")))
     for who, each in (("peers", tally), ("server", server)):
         lines.append(f"expected errors of the {who}: " + ", ".join(f"{n} {name}" for name, n in _rows(each, "error")))

@@ -8,9 +8,12 @@ import os
 import re
 import subprocess
 import threading
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["changes", "kernel", "of_process", "process", "settled"]
+import pyverbs_lite as pvl
+
+__all__ = ["address", "changes", "kernel", "of_process", "process", "settled", "warm"]
 
 _KINDS = ("ctx", "pd", "cq", "qp", "mr", "srq", "cm_id")
 
@@ -41,6 +44,20 @@ def of_process() -> dict[str, int]:
     found = process()
     del found["VmRSS"]
     return {**found, "python threads": threading.active_count()}
+
+
+def address(context: pvl.Context) -> str | None:
+    """Return an IPv4 address of a device, if it has one."""
+    port_num = context.active_port() or 1
+    return next((str(row.gid.ipv4_mapped) for row in context.gid_table(port_num) if row.gid.ipv4_mapped), None)
+
+
+def warm(host: str) -> None:
+    """Let librdmacm open what it keeps for as long as the process lives."""
+    with pvl.cm.listen(host, 0) as listener:
+        closed = listener.port
+    with suppress(pvl.HandshakeError):
+        pvl.cm.connect(host, closed, timeout=10).close()
 
 
 def changes(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:

@@ -209,13 +209,16 @@ class _Soak:
         server = self.start("server", server_main, peers=settings.peers, mortals=mortal_ids)
         ports = self.await_all("listening", [server], PATIENCE)[0]
         ports.pop("event")
-        before, before_process = resources.kernel(), resources.process(server.pid)
         common = {"seed": settings.seed, "seconds": settings.seconds, "peers": settings.peers, "ports": ports}
         programs: dict[tuple[str, int], Program] = {
             (kind, i): self.start(kind, clients_main, kind=kind, ids=ids, first=0, **common)
             for kind, parts in groups.items()
             for i, ids in enumerate(parts)
         }
+        self.await_all("warm", list(programs.values()), _ARRIVAL)
+        before, before_process = resources.kernel(), resources.process(server.pid)
+        for program in programs.values():
+            program.say("connect")
         self.await_all("begun", list(programs.values()), _ARRIVAL)
         for program in programs.values():
             program.say("go")
@@ -266,7 +269,8 @@ class _Soak:
                 old = programs[key]
                 self.kill(old)
                 programs[key] = self.start(old.name, clients_main, **{**old.facts, "first": lives * 1000})
-                programs[key].say("go")
+                for word in ("connect", "go"):
+                    programs[key].say(word)
 
     def memory(self) -> tuple[int, int, int]:
         """Return the server's peak of resident and of pinned memory, and its growth once all had begun; in KiB."""

@@ -15,7 +15,7 @@ import pyverbs_lite as pvl
 from . import resources
 from .faces import PATIENCE, Aio, Blocking, drive
 from .letters import Letter, Said, Wrong, pattern
-from .plan import DATA, HOME, MESSAGE, WORDS
+from .plan import AUTHKEY, DATA, HOME, MESSAGE, WORDS
 from .tally import Tally, await_word, tell, tell_failure
 
 #: How many handshakes with a listener may go on at a time: in tasks, and in threads. Some never end by themselves.
@@ -216,10 +216,16 @@ async def _main(host: Host, context: pvl.Context, **ports: int) -> None:
         pvl.aio.listen("127.0.0.1", 0, device=context, **_TUNING) as listener,
         pvl.aio.Server("127.0.0.1", 0, handle, **_TUNING) as server,
     ):
-        tell("listening", aio=listener.port, aio_server=server.port, **ports)
-        accepting = asyncio.ensure_future(host.accept_all(listener))
+        listeners = [listener]
+        address = resources.address(context)
+        if address is not None:
+            listeners.append(await pvl.aio.cm_listen(address, 0, **_TUNING))
+        cm = {"cm_host": address, "cm": listeners[1].port if address else 0}
+        tell("listening", aio=listener.port, aio_server=server.port, **cm, **ports)
+        accepting = asyncio.gather(*map(host.accept_all, listeners))
         await asyncio.get_running_loop().run_in_executor(None, await_word, "stop")
-        await listener.close()
+        for listening in listeners:
+            await listening.close()
         await accepting
         await server.stop(PATIENCE)
         host.account(server.stats)
@@ -229,11 +235,15 @@ async def _main(host: Host, context: pvl.Context, **ports: int) -> None:
 
 def main(peers: int, mortals: list[int]) -> None:
     """Serve until told to stop, and give everything back."""
+    with pvl.open_device() as context:
+        address = resources.address(context)
+    if address is not None:
+        resources.warm(address)
     before = resources.of_process()
     host = Host(peers, frozenset(mortals))
     with ExitStack() as stack:
         context = stack.enter_context(pvl.open_device())
-        server = stack.enter_context(pvl.Server("127.0.0.1", 0, host.handle, **_TUNING))
+        server = stack.enter_context(pvl.Server("127.0.0.1", 0, host.handle, authkey=AUTHKEY, **_TUNING))
         server.start()
         listener = stack.enter_context(pvl.listen("127.0.0.1", 0, device=context, **_TUNING))
         acceptors = [threading.Thread(target=host.accept, args=(listener,)) for _ in range(_THREADS)]
