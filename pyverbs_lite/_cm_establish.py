@@ -122,7 +122,7 @@ def establish_connecting(cmid: CMID, settings: Settings, deadline: Deadline) -> 
         attempt.authenticate()
         attempt.greet(link)
         attempt.expect_ready()
-        link.engine.watch_peer()
+        link.watch(settings.keep_alive)
     except BaseException as error:
         attempt.give_up(error)
         raise
@@ -158,7 +158,7 @@ def establish_accepting(cmid: CMID, settings: Settings, deadline: Deadline) -> C
         attempt.authenticate()
         attempt.expect_ready()
         attempt.greet(link)
-        link.engine.watch_peer()
+        link.watch(settings.keep_alive)
     except BaseException as error:
         attempt.give_up(error)
         raise

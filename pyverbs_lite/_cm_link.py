@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
 
 from ._args import Deadline
 from ._cm_control import CONTROL_CHUNK, CMControl
+from ._cm_keep_alive import keep_asking
 from ._control import Peer
 from ._engine import CREDIT_RECEIVES, HEADER
 from ._framed import CONTROL_RECEIVES, FramedEngine
@@ -49,6 +51,7 @@ class CMLink(Link):
 
     def __init__(self, settings: Settings, control: CMControl, peer: Peer) -> None:
         self.id = control.id
+        self._asking: threading.Event | None = None
         super().__init__(settings, control, peer, None)
         control.attach(self.engine)
 
@@ -132,6 +135,18 @@ class CMLink(Link):
             self.agree(remote)
         else:
             super().to_rts(remote)
+
+    def watch(self, seconds: float | None) -> None:
+        """Notice the peer's news from now on, and with ``seconds`` also that its host is gone."""
+        self.engine.watch_peer()
+        if seconds:
+            self._asking = keep_asking(self.engine, seconds)
+
+    def close(self) -> None:
+        """Destroy everything that belongs to this connection alone; may be tried again."""
+        if self._asking is not None:
+            self._asking.set()
+        super().close()
 
     def in_rts(self) -> None:
         """Take note that the connection manager has brought the QP to RTS."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import cast
 
 from typing_extensions import Unpack
@@ -63,8 +64,9 @@ def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connecti
         gid_ip: the local IP address to connect from.
         buffers: name -> buffer: registered before the connection is made, so the peer has them from the start.
         timeout: seconds for all of it.
-        authkey, reconnect: as for ``pyverbs_lite.connect``. Its ``ssl_context`` and ``keep_alive`` need a TCP
-            connection, and are refused.
+        authkey, reconnect: as for ``pyverbs_lite.connect``. Its ``ssl_context`` needs a TCP connection, and is refused.
+        keep_alive: seconds until a peer's adapter that does not answer ends the connection, with what the QP's own
+            retries take on top; by default nobody asks.
         The others tune the connection: see ``Options``. The path is the connection manager's, changed by ``sl``,
         ``hop_limit`` and ``traffic_class`` where they are given.
 
@@ -126,17 +128,13 @@ def listen(host: str, port: int, *, backlog: int = 128, **options: Unpack[Connec
 
 def _settings(options: ConnectOptions) -> Settings:
     settings = Settings.of(options)
-    if options.get("keep_alive"):
-        raise ValueError(
-            "keep_alive asks over a TCP socket, and a connection through librdmacm has none: a peer whose process dies"
-            " shows at once, but one whose host vanishes only by the next operation towards it"
-        )
     if settings.ssl_context is not None:
         raise ValueError(
             "ssl_context protects a TCP socket, and a connection through librdmacm has none: use authkey=, or"
             " pyverbs_lite.connect and listen"
         )
-    return settings
+    # Only where it is asked for: what costs nothing over TCP takes a thread and a request here.
+    return settings if "keep_alive" in options else replace(settings, keep_alive=None)
 
 
 def _resolve(host: str, port: int, settings: Settings, deadline: Deadline) -> CMID:

@@ -111,6 +111,7 @@ LAYERS = {
     "_tcp": 4,
     "_tls": 4,
     "_dial": 4,
+    "_cm_keep_alive": 4,
     "backoff": 2,
     "_settings": 4,
     "_operation": 4,

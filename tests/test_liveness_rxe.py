@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -203,3 +204,71 @@ def test_the_kernel_is_told(seconds: float, idle: int, interval: int, user: int)
 def test_what_is_no_time_is_refused(value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="keep_alive"):
         pvl.listen("127.0.0.1", 0, keep_alive=value)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------ through librdmacm
+
+
+def silence(conn: pvl.Connection) -> None:
+    """Let a peer's adapter answer nothing any more, without a word to anybody."""
+    conn._link.qp.to_reset()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_over_librdmacm_an_adapter_that_does_not_answer_is_noticed(waits: bool) -> None:
+    options = {"keep_alive": 1, "retry_cnt": 2}
+    with connected(client=options, host="192.0.2.1", via=pvl.cm) as (left, right):
+        time.sleep(1.2)  # somebody has asked by then
+        left.send(b"still well")
+        assert right.recv(timeout=10) == b"still well"
+        silence(right)
+        if waits:
+            with pytest.raises(pvl.RetryExceededError):
+                left.recv(timeout=20)
+        else:
+            limit = time.monotonic() + 20
+            while left._engine.failure is None and time.monotonic() < limit:
+                time.sleep(0.05)
+            with pytest.raises(pvl.ClosedError, match="RETRY_EXC_ERR"):
+                left.send(b"to nobody")
+
+
+def test_over_librdmacm_nobody_asks_without_being_told_to() -> None:
+    with connected(host="192.0.2.1", via=pvl.cm) as (left, right):
+        silence(right)
+        with pytest.raises(pvl.WaitTimeout):
+            left.recv(timeout=1)
+        assert not [thread for thread in threading.enumerate() if "keep-alive" in thread.name]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "198.51.100.1"])
+def test_over_librdmacm_an_idle_peer_is_not_gone(host: str) -> None:
+    """The adapter answers by itself, on iWARP too, and the questions take no place in the queues for good."""
+    with connected({"keep_alive": 1}, {"keep_alive": 1, "send_depth": 2}, host=host, via=pvl.cm) as (left, right):
+        with pytest.raises(pvl.WaitTimeout):
+            left.recv(timeout=2.5)
+        for number in range(20):
+            left.send(b"%d" % number, timeout=10)
+            assert right.recv(timeout=10) == b"%d" % number
+    limit = time.monotonic() + 5
+    while any("keep-alive" in thread.name for thread in threading.enumerate()) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not [thread for thread in threading.enumerate() if "keep-alive" in thread.name]
+
+
+def test_over_librdmacm_in_asyncio() -> None:
+    async def wait() -> None:
+        async with pvl.aio.cm_listen("192.0.2.1", 0) as listener:
+            accepting = asyncio.ensure_future(listener.accept(20))
+            options = {"keep_alive": 1, "retry_cnt": 2}
+            async with (
+                pvl.aio.cm_connect("192.0.2.1", listener.port, **options) as left,
+                await accepting as right,
+            ):
+                await right.send(b"here")
+                assert await left.recv(timeout=10) == b"here"
+                silence(right._conn)
+                with pytest.raises(pvl.RetryExceededError):
+                    await left.recv(timeout=20)
+
+    asyncio.run(wait())

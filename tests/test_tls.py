@@ -315,12 +315,6 @@ def test_librdmacm_has_nothing_to_protect(taker):
         taker("127.0.0.1", 1, ssl_context=dialling())
 
 
-@pytest.mark.parametrize("taker", [pvl.cm.connect, pvl.cm.listen])
-def test_librdmacm_has_nobody_to_ask(taker):
-    with pytest.raises(ValueError, match="keep_alive asks over a TCP socket"):
-        taker("127.0.0.1", 1, keep_alive=5)
-
-
 def test_a_session_that_waits_says_so():
     tls = Tls(dialling(), server_side=False, server_hostname="x")
     assert not tls.waiting
