@@ -219,7 +219,10 @@ class Server:
                 await self._wait(Deadline(NOTICE))
                 if self._reader is not None:
                     self._reader.close()
-                await in_thread(inner._shared.close, "stop")
+                try:
+                    await in_thread(inner._shared.close, "stop")
+                finally:
+                    self._stopped.set()
             self._stopped.set()
 
     async def _wait(self, deadline: Deadline) -> None:

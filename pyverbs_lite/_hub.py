@@ -22,14 +22,12 @@ class Hub(Resource):
     watches ``fileno()`` and calls ``turn``.
 
     Args:
+        channel: of which no CQ has been made yet: they are closed before this is, and with them their engines.
         failed: called with the error that it failed of: nobody is told of anything any more.
 
     Attributes:
         watches: of an event loop's: engine key -> who looks after the engine there.
     """
-
-    # Before the channel's other children: the thread is gone before the CQs are.
-    _closes_early = True
 
     def __init__(self, channel: CompChannel, failed: Callable[[VerbsError], None]) -> None:
         self.c: CData = check_ptr("epoll_create1", lib.pvl_hub_new(channel._handle))

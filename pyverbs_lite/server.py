@@ -189,8 +189,10 @@ class Server(ServerBase[Connection]):
             with self._changed:
                 while self._threads and not notice.expired:
                     self._changed.wait(notice.left)
-            self._shared.close()
-            self._stopped.set()
+            try:
+                self._shared.close()
+            finally:
+                self._stopped.set()
 
     def __enter__(self) -> Self:
         return self

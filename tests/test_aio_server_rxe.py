@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 from support import counts
 
 import pyverbs_lite as pvl
@@ -31,6 +32,14 @@ def run(main: Callable[[], Awaitable[Any]], seconds: float = 30) -> None:
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
     asyncio.run(limited())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """Let uvloop open what it keeps for as long as the process lives."""
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
 
 
 @pytest.fixture
@@ -105,6 +114,22 @@ def test_each_peer_has_a_task_and_the_loop_one_descriptor_for_all(no_leaks: None
         cache += b"free again"
 
     run(main)
+
+
+def test_it_runs_on_uvloop(no_leaks: None) -> None:
+    async def main() -> None:
+        async with aio.Server(HERE, 0, echo, **SMALL) as server:
+            async with connect(server) as left, connect(server) as right:
+                for number in range(20):
+                    answers = await asyncio.gather(ask(left, b"l%d" % number), ask(right, b"r%d" % number))
+                    assert answers == [b"L%d" % number, b"R%d" % number]
+            await until(lambda: server.stats.open == 0)
+
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), 30))
+    finally:
+        loop.close()
 
 
 def test_slow_handshakes_and_a_full_house_hold_up_nobody(no_leaks: None) -> None:

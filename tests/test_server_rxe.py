@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from certificates import dialling, serving
 from support import counts, in_thread
 
 import pyverbs_lite as pvl
@@ -287,6 +289,55 @@ def test_without_descriptors_it_waits_for_some(no_leaks: None) -> None:
                 assert ask(late, b"late") == b"LATE"
 
 
+def test_a_key_and_tls_keep_strangers_out_and_hold_up_nobody(no_leaks: None) -> None:
+    secret: dict[str, Any] = {**SMALL, "authkey": b"known to both of them"}
+    with pvl.Server(
+        HERE, 0, echo, ssl_context=serving(), timeout=60, max_connections=2, max_handshakes=1, **secret
+    ) as server:
+        server.start()
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection((HERE, server.port)))
+            for _ in range(2):  # whoever does not get through gives no place away
+                with pytest.raises((pvl.HandshakeError, OSError)):
+                    connect(server)
+                with pytest.raises(pvl.AuthenticationError):
+                    connect(server, ssl_context=dialling(), authkey=b"another, just as long")
+            with connect(server, ssl_context=dialling(), **secret) as conn:
+                assert ask(conn, b"in") == b"IN"
+        assert server.stats.accepted == 1
+        assert server.stats.failed >= 4
+
+
+def test_what_comes_and_goes_leaves_nothing_in_a_server_that_goes_on(no_leaks: None) -> None:
+    """Report 35: connections that end well, that end badly, and handshakes that fail, again and again."""
+    with pvl.Server(HERE, 0, echo, max_connections=2, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+
+        def round_(number: int) -> None:
+            with connect(server, device=context) as conn:
+                assert ask(conn, b"x") == b"X"
+            conn = connect(server, device=context)
+            conn.send(b"unheard")
+            conn._link.peer.control.close()
+            conn.close()
+            with socket.create_connection((HERE, server.port), 10) as sock:
+                sock.sendall(wire.preface() if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1000):
+                    pass
+            until(lambda: server.stats.open == 0 and not server._gate._guests)
+
+        round_(0)
+        before, threads = counts(), threading.active_count()
+        for number in range(25):
+            round_(number)
+        assert counts() == before
+        assert threading.active_count() <= threads
+        assert server.stats.accepted == 52
+        assert server.stats.failed == 26
+
+
 # ------------------------------------------------------------ handlers
 
 
@@ -337,6 +388,68 @@ def test_a_peer_that_leaves_or_dies_is_no_error(no_leaks: None, caplog: pytest.L
         until(lambda: server.stats.open == 0)
         assert server.stats.handler_errors == 0
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_one_sided_waits_of_a_handler_end_with_their_peer(no_leaks: None) -> None:
+    """Report 36: a read of the memory of a process that is gone would only end in retries; the news come first."""
+    ended: list[BaseException] = []
+
+    def handler(conn: pvl.Connection) -> None:
+        remote = conn.remote.wait("data", 20)
+        conn.send(b"reading")
+        try:
+            while True:
+                conn.read(remote)
+        except pvl.VerbsError as error:
+            ended.append(error)
+            raise
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server:
+        server.start()
+        code = f"""
+            import os, signal
+            import pyverbs_lite as pvl
+            conn = pvl.connect({HERE!r}, {server.port}, buffers={{"data": bytearray(5000)}}, max_message_size=512)
+            conn.recv(timeout=20)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+        until(lambda: server.stats.open == 0)
+    assert [type(error) for error in ended] == [pvl.PeerClosedError]
+    assert server.stats.handler_errors == 0
+
+
+def test_threads_may_share_what_a_handler_has(no_leaks: None) -> None:
+    """Report 33: several threads on each connection, and another one that closes it under them."""
+    ended: list[BaseException] = []
+
+    def handler(conn: pvl.Connection) -> None:
+        def work() -> None:
+            try:
+                while True:
+                    conn.send(bytes(conn.recv()))
+            except pvl.VerbsError as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with pvl.Server(HERE, 0, handler, **SMALL) as server, pvl.open_device() as context:
+        server.start()
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(connect(server, device=context)) for _ in range(3)]
+            for _ in range(20):
+                for peer in peers:
+                    assert ask(peer, b"round") == b"round"
+            until(lambda: len(server.connections) == 3)
+            server.connections[1].close()
+            until(lambda: len(ended) == 3)
+            assert all(isinstance(error, pvl.ClosedError) for error in ended)
+            until(lambda: server.stats.open == 2)
 
 
 # ------------------------------------------------------------ buffers
@@ -519,6 +632,30 @@ def test_ctrl_c_ends_it() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "told\nout 1\n", "")
+
+
+def test_a_forked_child_leaves_it_alone() -> None:
+    code = f"""
+        import os
+        import pyverbs_lite as pvl
+        with pvl.Server({HERE!r}, 0, lambda conn: conn.send(conn.recv())) as server:
+            server.start()
+            if (child := os.fork()) == 0:
+                try:
+                    server.register(bytearray(8), name="x")
+                except pvl.ClosedError:
+                    server.stop()
+                    os._exit(7)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            with pvl.connect({HERE!r}, server.port) as conn:
+                conn.send(b"still")
+                print(bytes(conn.recv(timeout=20)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'still'\n", "")
 
 
 @pytest.mark.parametrize(

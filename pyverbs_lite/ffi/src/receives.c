@@ -80,7 +80,7 @@ static int pvl_post_slot(struct pvl_receives *receives, uint32_t slot)
 /*
  * Let one more connection use a share of a pool; its slots must be registered.
  *
- * Returns 0 or an errno; ENOBUFS where more slots have to be registered before.
+ * Returns 0 or an errno: ENOBUFS where more slots have to be registered before, ENOMEM where there are none.
  */
 static int pvl_pool_join(struct pvl_receives *pool, uint32_t share)
 {
@@ -91,7 +91,9 @@ static int pvl_pool_join(struct pvl_receives *pool, uint32_t share)
     due = pool->shares + share + pool->lost;
     if (due > pool->slots) /* what makes up for the lost is what there is room for */
         due = pool->shares + share;
-    if (due > pool->ready && due > pool->out)
+    if (due > pool->slots)
+        rc = ENOMEM;
+    else if (due > pool->ready && due > pool->out)
         rc = ENOBUFS;
     if (!pool->srq)
         rc = ESHUTDOWN;
