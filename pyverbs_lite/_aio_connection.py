@@ -23,6 +23,8 @@ from .enums import AccessFlags
 from .errors import PeerClosedError
 from .grant import Grant
 from .mr import MR, MRSlice
+from .pool import Pool
+from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
 __all__ = ["Batch", "Connection"]
@@ -114,6 +116,28 @@ class Connection(Runner):
             lambda: self._conn.register(buffer, name=name, access=access, timeout=timeout), "register", late=MR.close
         )
         return region
+
+    async def pool(
+        self,
+        *,
+        max_bytes: int = 64 << 20,
+        chunk_bytes: int | None = None,
+        access: AccessFlags | None = None,
+        huge: bool = False,
+    ) -> Pool:
+        """Make a pool of registered memory, in a thread; as ``pyverbs_lite.Connection.pool``."""
+        self._check_open("pool")
+        pool: Pool = await self._in_thread(
+            lambda: self._conn.pool(max_bytes=max_bytes, chunk_bytes=chunk_bytes, access=access, huge=huge),
+            "pool",
+            late=Pool.close,
+        )
+        return pool
+
+    @property
+    def registration_cache(self) -> RegistrationCache | None:
+        """What keeps memory registered between operations; as of ``pyverbs_lite.Connection``."""
+        return self._conn.registration_cache
 
     async def grant(
         self,

@@ -8,7 +8,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import gid
 from ._arena import arena
@@ -39,6 +39,7 @@ from .ffi import lib
 from .gid import GidEntry
 from .mr import MR, MRSlice
 from .pd import PD
+from .pool import Pool
 from .qp import QP, QPInitAttr
 from .remote import RemoteBuffer
 from .srq import SRQ
@@ -93,6 +94,9 @@ class NamedMR(MR):
         if self.name is not None:
             self._link.withdraw(self.name, self)
             self.name = None
+
+    def _after_destroy(self) -> None:
+        self.__dict__.pop("source", None)  # the buffer is nobody's concern here any more
 
 
 class Link:
@@ -391,6 +395,14 @@ class Link:
             region.close()
             raise
         return region
+
+    def pool(self, **options: Any) -> Pool:
+        """Make a pool that ends with the connection; arguments as ``PD.pool``."""
+        with self.naming:
+            self.check_open("pool")
+            pool = self.pd.pool(**options)
+            self.keep(pool)
+        return pool
 
     def check_open(self, operation: str) -> None:
         """Refuse what comes after the goodbye; lock ``naming`` held."""

@@ -23,6 +23,7 @@ from .enums import AccessFlags, WROpcode
 from .errors import ClosedError, StateError
 from .grant import Grant, make_grant
 from .mr import MR, MRSlice
+from .pool import Pool
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
 
@@ -183,6 +184,24 @@ class Connection(Receiver, Starter):
         """
         request = self._to_atomic("compare_swap", WROpcode.ATOMIC_CMP_AND_SWP, remote, expected, desired)
         return self._engine.run("compare_swap", (request,), Deadline(timeout))
+
+    def pool(
+        self,
+        *,
+        max_bytes: int = 64 << 20,
+        chunk_bytes: int | None = None,
+        access: AccessFlags | None = None,
+        huge: bool = False,
+    ) -> Pool:
+        """Make a pool of registered memory for this connection: ``pool.alloc(n)`` is a slice that goes back by itself.
+
+        It lives until it or the connection is closed. Arguments and errors as ``PD.pool``.
+
+        Verb: ibv_reg_mr
+        """
+        if self._engine.failure is not None:
+            self._engine.refuse_late("pool")
+        return self._link.pool(max_bytes=max_bytes, chunk_bytes=chunk_bytes, access=access, huge=huge)
 
     def grant(
         self,

@@ -167,17 +167,17 @@ def test_a_grant_waits_for_a_place_in_a_full_send_queue(region, pair):
         for work in works:
             work.wait(10)
         table = right._engine._c
-        free, table.free_count = table.free_count, 0  # as if they were in flight for long
+        table.in_flight += table.send_slots  # as if they were in flight for long
         with pytest.raises((pvl.QueueFullError, pvl.WaitTimeout)):
             right.grant(mine[:8], timeout=0)
-        table.free_count = free
+        table.in_flight -= table.send_slots
         right.send(b"it goes on")
         assert bytes(left.recv(timeout=10)) == b"it goes on"
 
 
 def test_nobody_has_to_keep_a_grant_and_it_keeps_its_memory(pair):
     left, right = pair
-    with right._link.pd.pool(access=BINDABLE) as pool:
+    with right.pool(access=BINDABLE) as pool:
         part = pool.alloc(64)
         part.view[:] = b"p" * 64
         remote = right.grant(part).remote

@@ -1,5 +1,6 @@
 """Pools of registered memory: what is handed out, what comes back and when, and the limits."""
 
+import asyncio
 import errno
 import gc
 import threading
@@ -115,7 +116,7 @@ def test_a_block_is_not_handed_out_again_before_the_requests_on_it_have_ended(co
 
 
 def test_a_dropped_slice_of_a_started_operation_stays_taken():
-    with connected({"buffers": {"target": bytearray(8192)}}) as (left, _), left._link.pd.pool() as pool:
+    with connected({"buffers": {"target": bytearray(8192)}}) as (left, _), left.pool() as pool:
         part = pool.alloc(8192)
         part.view[:] = b"\x37" * 8192
         work = left.start_write(left.remote["target"], part)
@@ -129,7 +130,7 @@ def test_a_dropped_slice_of_a_started_operation_stays_taken():
 
 
 def test_slices_are_data_and_targets_of_a_connection():
-    with connected({"buffers": {"cell": bytearray(5000)}}) as (left, right), left._link.pd.pool() as pool:
+    with connected({"buffers": {"cell": bytearray(5000)}}) as (left, right), left.pool() as pool:
         remote = left.remote["cell"]
         with pool.alloc(5000) as out, pool.alloc(6000) as back:
             out.view[:] = bytes(i % 251 for i in range(5000))
@@ -143,6 +144,58 @@ def test_slices_are_data_and_targets_of_a_connection():
             assert bytes(back.view[100:103]) == b"abc"
         with pytest.raises(pvl.ClosedError):
             left.write(remote, out)
+
+
+def test_a_pool_of_a_connection_ends_with_it():
+    before = counts()
+    with connected() as (left, right):
+        pools = [left.pool(), left.pool(max_bytes=8192, chunk_bytes=4096, access=ALL_ACCESS)]
+        part = pools[1].alloc(10)
+        assert part.mr.access == ALL_ACCESS
+        pools[0].close()
+        with pytest.raises(ValueError, match="not registered with this connection"):
+            right.send(part)
+        left.close()
+        assert pools[1].closed
+        assert part.closed
+        with pytest.raises(pvl.ClosedError):
+            left.pool()
+    assert counts() == before
+
+
+def test_a_pool_of_a_server_s_connection_ends_with_it():
+    pools = []
+
+    def handler(conn):
+        pools.append(conn.pool())
+        conn.send(pools[-1].alloc(3))
+        conn.recv(timeout=20)
+
+    with pvl.Server("127.0.0.1", 0, handler) as server:
+        server.start()
+        with pvl.connect("127.0.0.1", server.port) as conn:
+            assert len(conn.recv(timeout=20)) == 3
+            before = counts()["mr"]
+            conn.send(b"end")
+        with pvl.connect("127.0.0.1", server.port) as conn:  # the first is gone by the time that this one is served
+            conn.recv(timeout=20)
+            assert pools[0].closed
+            assert counts()["mr"] == before
+            conn.send(b"end")
+
+
+def test_a_pool_from_an_event_loop():
+    async def main():
+        async with await pvl.aio.listen("127.0.0.1", 0) as listener:
+            left, right = await asyncio.gather(pvl.aio.connect("127.0.0.1", listener.port), listener.accept())
+            async with left, right:
+                with await left.pool() as pool, pool.alloc(5) as part:
+                    part.view[:] = b"hello"
+                    await left.send(part)
+                assert bytes(await right.recv()) == b"hello"
+                assert left.registration_cache.stats.entries == 0
+
+    asyncio.run(main())
 
 
 def test_a_region_of_the_pool_allows_what_was_asked_for(pd):

@@ -88,6 +88,7 @@ static int pvl_register_dmabuf(struct pvl_engine *engine, struct pvl_region *reg
         rc = errno ? errno : EIO;
     }
     pthread_mutex_lock(&engine->lock);
+    engine->stats.registrations += !!mr;
     engine->registering--;
     pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
