@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import ClassVar, Literal, NoReturn, cast, overload
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, cast, overload
 
 from typing_extensions import Self
 
@@ -23,9 +23,11 @@ from .enums import AccessFlags
 from .errors import PeerClosedError
 from .grant import Grant
 from .mr import MR, MRSlice
-from .pool import Pool
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
+
+if TYPE_CHECKING:
+    from .pool import Pool
 
 __all__ = ["Batch", "Connection"]
 
@@ -130,7 +132,7 @@ class Connection(Runner):
         pool: Pool = await self._in_thread(
             lambda: self._conn.pool(max_bytes=max_bytes, chunk_bytes=chunk_bytes, access=access, huge=huge),
             "pool",
-            late=Pool.close,
+            late=lambda made: made.close(),
         )
         return pool
 

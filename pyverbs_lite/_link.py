@@ -8,7 +8,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import gid
 from ._arena import arena
@@ -39,10 +39,12 @@ from .ffi import lib
 from .gid import GidEntry
 from .mr import MR, MRSlice
 from .pd import PD
-from .pool import Pool
 from .qp import QP, QPInitAttr
 from .remote import RemoteBuffer
 from .srq import SRQ
+
+if TYPE_CHECKING:
+    from .pool import Pool
 
 __all__ = ["CELL", "Link", "Named", "NamedMR", "aligned", "check_transport", "dropped", "fitting"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import NoReturn, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
 from typing_extensions import Self, Unpack
 
@@ -23,9 +23,11 @@ from .enums import AccessFlags, WROpcode
 from .errors import ClosedError, StateError
 from .grant import Grant, make_grant
 from .mr import MR, MRSlice
-from .pool import Pool
 from .regcache import RegistrationCache
 from .remote import RemoteBuffer
+
+if TYPE_CHECKING:
+    from .pool import Pool
 
 __all__ = ["Connection", "ConnectionInfo", "LentMessage", "Message", "connect"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import threading
 from collections import deque
@@ -80,6 +79,8 @@ class PoolSlice(MRSlice):
     @property
     def view(self) -> memoryview:
         """The slice's bytes: as long as a view of them lives, the slice is not dropped."""
+        import ctypes  # takes a while, and not every program has a pool
+
         memory = (ctypes.c_ubyte * self.length).from_buffer(self.mr.view, self.offset)
         memory._owner = self  # type: ignore[attr-defined]
         return memoryview(memory).cast("B")
