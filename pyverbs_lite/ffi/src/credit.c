@@ -98,16 +98,20 @@ static void pvl_tell(struct pvl_engine *engine)
 /* Post a receive again whose message of that kind is done with. */
 static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind)
 {
-    int pooled = pvl_pooled(engine->receives), ended = engine->stopped || engine->over, rc;
+    int ended = engine->stopped || engine->over, rc;
 
-    if (ended && !pooled)
-        return 0;
-    rc = pvl_post_slot(engine->receives, slot);
-    if (ended)
-        return 0; /* it was for the others */
+    if (!pvl_pooled(engine->receives)) {
+        if (ended)
+            return 0;
+        rc = pvl_post_own(engine->receives, slot);
+        engine->recv_posted += !rc;
+    } else {
+        rc = pvl_post_slot(engine->receives, slot);
+        if (ended)
+            return 0; /* it was for the others */
+    }
     if (rc)
         return rc < 0 ? -rc : rc; /* some drivers negate it */
-    engine->recv_posted += !pooled;
     if (kind == PVL_CREDIT)
         return 0;
     if (kind == PVL_CONTROL)

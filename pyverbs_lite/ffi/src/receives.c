@@ -51,28 +51,51 @@ static int pvl_pooled(const struct pvl_receives *receives)
     return receives->lkeys != NULL;
 }
 
-static int pvl_post_unlocked(const struct pvl_receives *receives, uint32_t slot)
+/* What is posted for one slot. */
+struct pvl_posting {
+    struct ibv_sge sge;
+    struct ibv_recv_wr wr;
+};
+
+static inline struct ibv_recv_wr *pvl_posting(const struct pvl_receives *receives, uint32_t slot, uint32_t lkey,
+                                              struct pvl_posting *posting)
 {
-    struct ibv_sge sge = {
+    posting->sge = (struct ibv_sge){
         .addr = receives->addr + (uint64_t)slot * receives->stride,
         .length = receives->size,
-        .lkey = receives->lkeys ? receives->lkeys[slot / receives->block] : receives->lkey,
+        .lkey = lkey,
     };
-    struct ibv_recv_wr wr = {.wr_id = PVL_RECV | slot, .sg_list = &sge, .num_sge = 1}, *bad;
-
-    return receives->srq ? ibv_post_srq_recv(receives->srq, &wr, &bad) : ibv_post_recv(receives->qp, &wr, &bad);
+    posting->wr = (struct ibv_recv_wr){.wr_id = PVL_RECV | slot, .sg_list = &posting->sge, .num_sge = 1};
+    return &posting->wr;
 }
 
-/* Post one slot as a receive; returns 0, also where a pool is closed, or an errno. */
+/* Post one slot of a ring as a receive; returns 0 or an errno. */
+static inline int pvl_post_own(const struct pvl_receives *ring, uint32_t slot)
+{
+    struct pvl_posting posting;
+    struct ibv_recv_wr *bad;
+
+    return ibv_post_recv(ring->qp, pvl_posting(ring, slot, ring->lkey, &posting), &bad);
+}
+
+/* Post one slot of a pool, under its lock; returns 0, also where the pool is closed, or an errno. */
+static int pvl_post_shared(const struct pvl_receives *pool, uint32_t slot)
+{
+    struct pvl_posting posting;
+    struct ibv_recv_wr *bad, *wr = pvl_posting(pool, slot, pool->lkeys[slot / pool->block], &posting);
+
+    return pool->srq ? ibv_post_srq_recv(pool->srq, wr, &bad) : 0;
+}
+
+/* Post one slot of either kind; returns 0, also where a pool is closed, or an errno. */
 static int pvl_post_slot(struct pvl_receives *receives, uint32_t slot)
 {
-    int rc = 0;
+    int rc;
 
     if (!pvl_pooled(receives))
-        return pvl_post_unlocked(receives, slot);
+        return pvl_post_own(receives, slot);
     pthread_mutex_lock(&receives->lock);
-    if (receives->srq)
-        rc = pvl_post_unlocked(receives, slot);
+    rc = pvl_post_shared(receives, slot);
     pthread_mutex_unlock(&receives->lock);
     return rc;
 }
@@ -98,7 +121,7 @@ static int pvl_pool_join(struct pvl_receives *pool, uint32_t share)
     if (!pool->srq)
         rc = ESHUTDOWN;
     while (rc == 0 && pool->out < due) {
-        rc = pvl_post_unlocked(pool, pool->out);
+        rc = pvl_post_shared(pool, pool->out);
         pool->out += !rc;
     }
     if (rc == 0) {
