@@ -78,8 +78,8 @@ class SRQPool:
     def take(self) -> Share:
         """Return what one connection receives by; it is to be closed when the QP is gone."""
         with self._lock:
-            if not self._users and self.c.lost and not self.c.lent:
-                # Nobody is there, so what was lost with QPs can be made good.
+            if not self._users and (self._srq.closed or (self.c.lost and not self.c.lent)):
+                # Nobody is there, so what was lost with QPs can be made good. Closed it is where that failed before.
                 lib.pvl_pool_reset(self.c, ffi.NULL)
                 self._srq.close()
                 self._srq = self._make_srq()

@@ -600,6 +600,23 @@ def test_a_server_that_never_started_lets_go_of_everything(no_leaks: None) -> No
     assert caught.value.errno == errno.EADDRINUSE
 
 
+def test_a_closed_context_ends_the_connections_of_its_server(no_leaks: None) -> None:
+    """Whoever closes the device under it finds handlers stopped first; then there is nothing that could crash."""
+    with pvl.open_device() as context, pvl.Server(HERE, 0, echo, device=context, **SMALL) as server:
+        server.start()
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(connect(server)) for _ in range(3)]
+            for peer in peers:
+                assert ask(peer, b"on") == b"ON"
+            context.close()
+            for peer in peers:
+                with pytest.raises(pvl.PeerClosedError):
+                    peer.recv(timeout=20)
+            with pytest.raises(pvl.HandshakeError, match="Context is closed"):
+                connect(server)
+        assert server.stats.handler_errors == 0
+
+
 def test_ctrl_c_ends_it() -> None:
     """Report 18: Ctrl-C gets out of serve_forever(), and the with block closes what is open."""
     code = f"""
