@@ -8,15 +8,34 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from ipaddress import IPv6Address
 from typing import Any
 
 import pyverbs_lite as pvl
 from pyverbs_lite import gid
+from pyverbs_lite.endpoint import Endpoint
 
 A = pvl.AccessFlags
 ALL_ACCESS = A.LOCAL_WRITE | A.REMOTE_WRITE | A.REMOTE_READ | A.REMOTE_ATOMIC
 #: Different on the two sides, so that a swap shows.
 LEFT_PSN, RIGHT_PSN = 0x00ABCD, 0xFEDC01
+
+
+def endpoint(qp_num: int, **changes: Any) -> Endpoint:
+    """Return a record of a QP that is not there; no two of its numbers are the same."""
+    record: dict[str, Any] = {
+        "psn": 0x123000 + qp_num,
+        "lid": 0,
+        "gid": IPv6Address(f"::ffff:10.0.{qp_num >> 8 & 0xFF}.{qp_num & 0xFF}"),
+        "link_layer": pvl.LinkLayer.ETHERNET,
+        "mtu": pvl.MTU.MTU_1024,
+        "max_rd_atomic": 1,
+        "max_dest_rd_atomic": 2,
+        "max_message_size": 300,
+        "recv_depth": 4,
+        "max_msg_sz": 5000,
+    }
+    return Endpoint(qp_num=qp_num, **{**record, **changes})
 
 
 def own_gid(context: pvl.Context, port_num: int = 1) -> pvl.GidEntry:

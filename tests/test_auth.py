@@ -6,16 +6,15 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable
-from ipaddress import IPv6Address
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import endpoint
 
 from pyverbs_lite import wire
 from pyverbs_lite._auth import Auth, Role, key_bytes
-from pyverbs_lite.endpoint import Endpoint
-from pyverbs_lite.enums import MTU, AccessFlags, LinkLayer
+from pyverbs_lite.enums import AccessFlags
 from pyverbs_lite.errors import AuthenticationError, HandshakeError, PeerClosedError, PeerProtocolError, StateError
 from pyverbs_lite.remote import RemoteBuffer
 from pyverbs_lite.wire import ChallengeReceived, Channel, HelloReceived, ProofReceived, ReadyReceived, Refused
@@ -23,22 +22,6 @@ from pyverbs_lite.wire import ChallengeReceived, Channel, HelloReceived, ProofRe
 KEY = b"only the two of us"
 KV = RemoteBuffer(0x1000, 0xA1B2C3D4, 64, "kv", AccessFlags.REMOTE_READ)
 PREFACE, HEADER, SEAL = 12, 8, 16
-
-
-def endpoint(qp_num: int) -> Endpoint:
-    return Endpoint(
-        qp_num=qp_num,
-        psn=qp_num * 3,
-        lid=1,
-        gid=IPv6Address(f"fe80::{qp_num:x}"),
-        link_layer=LinkLayer.ETHERNET,
-        mtu=MTU.MTU_1024,
-        max_rd_atomic=1,
-        max_dest_rd_atomic=2,
-        max_message_size=3000,
-        recv_depth=4,
-        max_msg_sz=5000,
-    )
 
 
 LEFT, RIGHT = endpoint(0x11), endpoint(0x22)

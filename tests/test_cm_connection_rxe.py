@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import support
 import test_connection_rxe as over_tcp
-from support import in_thread
+from support import endpoint, in_thread
 from test_connection_rxe import *  # noqa: F403 - its tests run here too, on the pairs of this module
 
 import pyverbs_lite as pvl
@@ -299,20 +299,7 @@ def test_who_connects_and_cannot_go_on_says_why(host: str, monkeypatch: pytest.M
             pass
 
 
-HELLO = Endpoint(
-    qp_num=0x4711,
-    psn=0x123456,
-    lid=0,
-    gid=pvl.gid.parse_gid(RXE),
-    link_layer=pvl.LinkLayer.ETHERNET,
-    mtu=pvl.MTU.MTU_1024,
-    max_rd_atomic=1,
-    max_dest_rd_atomic=2,
-    max_message_size=300,
-    recv_depth=4,
-    credit_depth=5,
-    max_msg_sz=5000,
-)
+HELLO = endpoint(0x4711, gid=pvl.gid.parse_gid(RXE), credit_depth=5)
 
 
 def hello_data() -> bytes:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import endpoint
 
 import pyverbs_lite as pvl
 from pyverbs_lite import wire
 from pyverbs_lite._private_data import pack_hello, pack_refusal, read_hello, read_refusal
-from pyverbs_lite.endpoint import Endpoint
 
-ENDPOINT = Endpoint(
-    qp_num=0x00ABCDEF,
-    psn=0x123456,
-    lid=0,
-    gid=IPv6Address("::ffff:10.0.0.2"),
-    link_layer=pvl.LinkLayer.ETHERNET,
-    mtu=pvl.MTU.MTU_1024,
-    max_rd_atomic=3,
-    max_dest_rd_atomic=4,
-    max_message_size=300,
-    recv_depth=5,
-    max_msg_sz=5000,
-)
+ENDPOINT = endpoint(0x00ABCDEF, max_rd_atomic=3, max_dest_rd_atomic=4, recv_depth=5)
 
 
 def packed() -> bytes:

@@ -7,36 +7,22 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from ipaddress import IPv6Address
 from typing import Any
 
 import pytest
 from certificates import dialling, serving
-from support import in_thread
+from support import endpoint, in_thread
 
 import pyverbs_lite as pvl
 from pyverbs_lite._args import Deadline
 from pyverbs_lite._control import Control, Peer
 from pyverbs_lite._settings import Settings
 from pyverbs_lite._tls import Tls
-from pyverbs_lite.endpoint import Endpoint
 from pyverbs_lite.wire import HelloReceived, ReadyReceived
 
 pytestmark = pytest.mark.timeout(30)
 
-ENDPOINT = Endpoint(
-    qp_num=0x11,
-    psn=0x111111,
-    lid=0,
-    gid=IPv6Address("::ffff:10.0.0.1"),
-    link_layer=pvl.LinkLayer.ETHERNET,
-    mtu=pvl.MTU.MTU_1024,
-    max_rd_atomic=1,
-    max_dest_rd_atomic=2,
-    max_message_size=300,
-    recv_depth=4,
-    max_msg_sz=5000,
-)
+ENDPOINT = endpoint(0x11)
 MANY = 3000
 
 
