@@ -124,7 +124,12 @@ class Gate:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Begin to accept.
+
+        Raises:
+            RuntimeError: no thread can be had.
+        """
+        self._workers.submit(int)  # so that there is a worker, whatever becomes of other threads
         self._thread.start()
 
     def flush_later(self, control: Control) -> None:
@@ -134,6 +139,7 @@ class Gate:
     def stop(self, wait: bool = True) -> None:
         """Accept nobody any more, and turn away who is on the way in; safe to call again, from any thread."""
         if not self._thread.ident:  # it was never started
+            self._workers.shutdown(wait=False)
             self._end()
             return
         self._call(self._begin_to_stop)
@@ -191,6 +197,9 @@ class Gate:
     # ------------------------------------------------------------ time
 
     def _alarm(self, seconds: float, guest: Guest | None) -> None:
+        if len(self._alarms) > 4 * len(self._guests) + 64:  # most are for guests that have left
+            self._alarms = [alarm for alarm in self._alarms if alarm[2] is None or self._here(alarm[2])]
+            heapq.heapify(self._alarms)
         if seconds != float("inf"):
             heapq.heappush(self._alarms, (time.monotonic() + seconds, next(self._serials), guest))
 
@@ -203,7 +212,7 @@ class Gate:
             if guest is None:
                 if self._stopping is None:
                     self._epoll.modify(self._socket, select.EPOLLIN)
-            elif self._guests.get(guest.number) is guest:
+            elif self._here(guest):
                 if not guest.deadline.expired:
                     self._alarm(guest.deadline.left, guest)
                 elif guest.leaving:
@@ -286,9 +295,13 @@ class Gate:
             guest.wanted = None
             self._forget(guest.number)
             self._busy += 1
-            self._workers.submit(self._work, guest, event)
+            self._submit(functools.partial(self._work, guest, event))
         else:
             self._step(guest, event)
+
+    def _submit(self, what: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # there is no thread to be had, and a worker that is there takes it in its turn
+            self._workers.submit(what)
 
     def _work(self, guest: Guest, event: Event) -> None:
         """Make a QP and connect it, in a worker."""
@@ -338,7 +351,7 @@ class Gate:
             self._house.vacate()
         guest.wanted = None
         # A QP that was made has to go, which takes its time.
-        self._workers.submit(guest.steps.close)
+        self._submit(guest.steps.close)
         control = guest.control
         stranger = control.channel.version is None and not isinstance(error, AuthenticationError)  # which is TLS's then
         if stranger or isinstance(error, (PeerClosedError, HandshakeTimeout)):
@@ -357,6 +370,7 @@ class Gate:
         except (VerbsError, StateError, OSError):
             self._see_off(guest)
             return
+        self._epoll.modify(guest.number, _INPUT)  # to write is always possible now
         guest.leaving = True
         guest.deadline = Deadline(LAST_WORD)
         self._alarm(LAST_WORD, guest)
@@ -365,8 +379,11 @@ class Gate:
         self._leave_list(guest)
         guest.control.close()
 
+    def _here(self, guest: Guest) -> bool:
+        return self._guests.get(guest.number) is guest
+
     def _leave_list(self, guest: Guest) -> None:
-        if self._guests.get(guest.number) is guest:
+        if self._here(guest):
             del self._guests[guest.number]
             self._forget(guest.number)
 
@@ -377,15 +394,16 @@ class Gate:
     # ------------------------------------------------------------ connections that do not read
 
     def _watch_output(self, control: Control) -> None:
-        fd = control.fileno()
         self._unread = {number: other for number, other in self._unread.items() if other.fileno() == number}
-        try:
-            done = fd < 0 or control.send_now()
-        except VerbsError:
-            done = True
-        if done:
-            if self._unread.pop(fd, None) is not None:
-                self._forget(fd)
-        elif fd not in self._unread and self._stopping is None:
-            self._unread[fd] = control
-            self._epoll.register(fd, select.EPOLLOUT)
+        with control.lock:  # so that nobody closes it meanwhile, and its number becomes another's
+            fd = control.fileno()
+            try:
+                done = fd < 0 or control.send_now()
+            except VerbsError:
+                done = True
+            if done:
+                if self._unread.pop(fd, None) is not None:
+                    self._forget(fd)
+            elif fd not in self._unread and self._stopping is None:
+                self._unread[fd] = control
+                self._epoll.register(fd, select.EPOLLOUT)

@@ -38,8 +38,9 @@ class Hub(Resource):
 
     def start(self) -> None:
         """Turn in a thread from now on."""
-        self._thread = threading.Thread(target=self._run, args=(self._handle,), name="pyverbs_lite hub", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(self._handle,), name="pyverbs_lite hub", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self, hub: CData) -> None:
         if rc := lib.pvl_hub_run(hub):
