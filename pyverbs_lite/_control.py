@@ -24,7 +24,7 @@ from .errors import (
     VerbsError,
 )
 from .remote import RemoteBuffer
-from .wire import BufferAdded, BufferWithdrawn, Channel, DomainNamed, Event, Refused
+from .wire import MAX_BUFFERS, BufferAdded, BufferWithdrawn, Channel, DomainNamed, Event, Refused
 
 if TYPE_CHECKING:
     from ._tls import Tls
@@ -37,6 +37,8 @@ CHUNK = 65536
 _SLICE = 1.0
 #: So many buffers that were taken back are remembered, to name them in errors.
 _MOST_WITHDRAWN = 4096
+#: With so many pieces of news that nobody has taken, no more are read: a peer may have named all it can, twice.
+_MOST_EVENTS = 2 * MAX_BUFFERS
 #: What TCP says when it has given up waiting for the peer's host.
 _UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
@@ -123,11 +125,14 @@ class Control(ControlBase):
             ClosedError: another thread closed it.
         """
         while not self.send_now() or (self._tls is not None and self._tls.waiting):
-            # Reading meanwhile, because the peer may be waiting for just that before it reads.
-            if not self._ready(select.POLLIN | (select.POLLOUT if self._unsent else 0), deadline):
+            # Reading meanwhile, because the peer may be waiting for just that before it reads; but not without end.
+            reading = len(self._events) < _MOST_EVENTS
+            what = (select.POLLIN if reading else 0) | (select.POLLOUT if self._unsent else 0)
+            if not self._ready(what, deadline):
                 raise HandshakeTimeout(f"{self.peer} did not read what it was sent within {deadline.seconds} s")
-            with self.lock:
-                self._events.extend(self._receive())
+            if reading:
+                with self.lock:
+                    self._events.extend(self._receive())
 
     def send_now(self) -> bool:
         """Send as much as the socket takes now; say whether that is all.

@@ -8,43 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from ipaddress import IPv6Address
 
 import pytest
+from support import endpoint
 
 import pyverbs_lite as pvl
+from pyverbs_lite import _control, _control_base
 from pyverbs_lite._args import Deadline
 from pyverbs_lite._control import Control, Peer
 from pyverbs_lite._tcp import address_text, bind_tcp, connect_tcp
-from pyverbs_lite.endpoint import Endpoint
 from pyverbs_lite.wire import HelloReceived, ReadyReceived
 
-LEFT = Endpoint(
-    qp_num=0x11,
-    psn=0x111111,
-    lid=0,
-    gid=IPv6Address("::ffff:10.0.0.1"),
-    link_layer=pvl.LinkLayer.ETHERNET,
-    mtu=pvl.MTU.MTU_1024,
-    max_rd_atomic=1,
-    max_dest_rd_atomic=2,
-    max_message_size=300,
-    recv_depth=4,
-    max_msg_sz=5000,
-)
-RIGHT = Endpoint(
-    qp_num=0x22,
-    psn=0x222222,
-    lid=0,
-    gid=IPv6Address("::ffff:10.0.0.2"),
-    link_layer=pvl.LinkLayer.ETHERNET,
-    mtu=pvl.MTU.MTU_2048,
-    max_rd_atomic=3,
-    max_dest_rd_atomic=4,
-    max_message_size=600,
-    recv_depth=5,
-    max_msg_sz=6000,
-)
+LEFT = endpoint(0x11)
+RIGHT = endpoint(0x22, mtu=pvl.MTU.MTU_2048, max_rd_atomic=3, max_dest_rd_atomic=4, max_message_size=600, recv_depth=5)
 
 
 def in_time(seconds: float = 5.0) -> Deadline:
@@ -74,12 +50,12 @@ def controls(sockets: tuple[socket.socket, socket.socket]) -> Iterator[tuple[Con
 
 def shake_hands(left: Control, right: Control) -> tuple[Peer, Peer]:
     peers = Peer(left), Peer(right)
-    for side, endpoint in ((left, LEFT), (right, RIGHT)):
-        side.channel.hello(endpoint)
+    for side, record in ((left, LEFT), (right, RIGHT)):
+        side.channel.hello(record)
         side.channel.ready()
         side.flush(in_time())
-    for side, peer, endpoint in ((left, peers[0], RIGHT), (right, peers[1], LEFT)):
-        assert side.expect(HelloReceived, in_time(), peer.note).endpoint == endpoint
+    for side, peer, record in ((left, peers[0], RIGHT), (right, peers[1], LEFT)):
+        assert side.expect(HelloReceived, in_time(), peer.note).endpoint == record
         side.expect(ReadyReceived, in_time(), peer.note)
     return peers
 
@@ -245,6 +221,35 @@ def test_a_peer_that_does_not_read_costs_time_and_no_bytes(controls):
         with suppress(pvl.HandshakeTimeout):
             controls[0].flush(Deadline(0.0))
     assert not controls[0]._unsent
+
+
+def test_a_peer_that_talks_and_does_not_read_fills_no_memory(controls, monkeypatch):
+    monkeypatch.setattr(_control, "_MOST_EVENTS", 1000)
+    left, right = controls
+    _, peer = shake_hands(left, right)
+    narrow(peer)
+    right.chunk = 4096
+    for i in range(20000):
+        peer.say(lambda channel, i=i: channel.buffer(buffer(f"{i} {'n' * 240}")))
+    with left.lock:
+        for _ in range(20000):
+            left.channel.buffer(buffer("x"))
+        flood = left.channel.data_to_send()
+    left.socket.settimeout(10)
+
+    def talk() -> None:
+        with suppress(OSError):
+            left.socket.sendall(flood)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        with pytest.raises(pvl.HandshakeTimeout, match="did not read"):
+            right.flush(Deadline(1.5))
+        assert 1000 <= len(right._events) < 1000 + _control_base.MOST_CHUNKS * 4096 // 34
+    finally:
+        right.close()
+        thread.join()
 
 
 def test_two_that_send_before_they_read_do_not_block_each_other(controls):
