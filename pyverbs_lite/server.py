@@ -76,6 +76,7 @@ class Server(ServerBase[Connection]):
         self._threads: set[threading.Thread] = set()
         self._stopped = threading.Event()
         self._stop_lock = threading.RLock()
+        self._until = Deadline(None)  # for the handlers to end, of who is in the greatest hurry
 
     # ------------------------------------------------------------ running
 
@@ -160,7 +161,8 @@ class Server(ServerBase[Connection]):
         In a handler this returns at once, and the rest goes on in a thread.
 
         Args:
-            timeout: seconds for the handlers to end by themselves; None: without limit.
+            timeout: seconds for the handlers to end by themselves; None: without limit. Where several ask it to stop,
+                the shortest counts.
         """
         deadline = Deadline(timeout)
         if os.getpid() != self._pid:  # a forked child: everything belongs to the parent, but for descriptors
@@ -168,19 +170,22 @@ class Server(ServerBase[Connection]):
             return
         with self._changed:
             self._stopping = True
+            if deadline.left < self._until.left:
+                self._until = deadline
+                self._changed.notify_all()
         if threading.current_thread() in self._threads:
-            threading.Thread(target=self._stop, args=(deadline,), name="pyverbs_lite stop", daemon=True).start()
+            threading.Thread(target=self._stop, name="pyverbs_lite stop", daemon=True).start()
         else:
-            self._stop(deadline)
+            self._stop()
 
-    def _stop(self, deadline: Deadline) -> None:
+    def _stop(self) -> None:
         with self._stop_lock:
             if self._stopped.is_set():
                 return
             self._gate.stop()
             with self._changed:
-                while self._threads and not deadline.expired:
-                    self._changed.wait(deadline.at_most(threading.TIMEOUT_MAX))
+                while self._threads and not self._until.expired:
+                    self._changed.wait(self._until.at_most(threading.TIMEOUT_MAX))
             left = self.connections
             if left:
                 with ThreadPoolExecutor(min(CLOSERS, len(left)), thread_name_prefix="pyverbs_lite stop") as closers:

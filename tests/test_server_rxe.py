@@ -559,6 +559,18 @@ def test_stop_lets_handlers_end_and_then_closes_what_is_left(no_leaks: None) -> 
             server.start()
 
 
+def test_who_is_in_a_hurry_need_not_wait_for_who_is_not(no_leaks: None) -> None:
+    with pvl.Server(HERE, 0, lambda conn: conn.recv(), **SMALL) as server:
+        server.start()
+        with connect(server) as conn:
+            patient = in_thread(server.stop, None)
+            until(lambda: server.closed)
+            in_thread(server.stop, 0.1)(20)
+            patient(20)
+            with pytest.raises(pvl.PeerClosedError):
+                conn.recv(timeout=20)
+
+
 def test_stop_turns_away_who_is_on_the_way_in(no_leaks: None) -> None:
     with pvl.Server(HERE, 0, echo, timeout=60, **SMALL) as server:
         server.start()
