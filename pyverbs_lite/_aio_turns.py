@@ -30,6 +30,8 @@ __all__ = ["EVERYBODY", "LATER", "Turns", "Wakes", "WatchBase"]
 _T = TypeVar("_T")
 #: What an attempt raises that may go well later.
 LATER = (QueueFullError, WaitTimeout)
+#: So many operations of a connection may follow each other without a task's giving way to the others.
+_BURST = 64
 #: So many turns are due where nothing will come any more.
 EVERYBODY = sys.maxsize
 
@@ -61,6 +63,7 @@ class WatchBase(ABC):
         self._thread = threading.get_ident()
         self._pending: set[Any] = set()
         self._stopped = self._failed = False
+        self.burst = 0  # how many operations began since a task last gave way to the others
         self._fds: list[int] = []
 
     def _open(self, peer_fd: int) -> None:
@@ -91,6 +94,10 @@ class WatchBase(ABC):
     @abstractmethod
     def rouse_from_thread(self, place: Any) -> None:
         """Do that in another thread than the loop's."""
+
+    @abstractmethod
+    async def give_way(self) -> None:
+        """Let the other tasks run."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -124,6 +131,17 @@ class WatchBase(ABC):
             return False
         if rc < 0:
             engine.fail(os_error("ibv_poll_cq", -rc))
+        self._see_to()
+        return bool(rc == lib.PVL_LOOKED_PART)
+
+    def glance(self) -> None:
+        """Enter what has completed by now and wake whom that is for, without any system call."""
+        if not (self.closed or self._stopped or self.engine.foreign) and lib.pvl_peek(self.engine._c) > 0:
+            self._see_to()
+
+    def _see_to(self) -> None:
+        """See to what was entered."""
+        engine = self.engine
         if engine._live:
             engine._reap()
         engine.inbox.serve()
@@ -137,7 +155,6 @@ class WatchBase(ABC):
         self.note_failure()
         for turns in self.turns:
             turns.wake()
-        return bool(rc == lib.PVL_LOOKED_PART)
 
     def note_failure(self) -> None:
         """Once the connection is over: hear the peer no more, and wait for the end of the rest only for so long."""
@@ -155,12 +172,15 @@ class WatchBase(ABC):
 
     async def ended(self, op: Operation, deadline: Deadline) -> None:
         """Wait until an operation has ended, or the deadline has passed, or nothing more will come."""
+        if not op.ended:
+            self.glance()  # often it has by now, and the event loop has nothing to do with it
         while not (op.ended or self.over or deadline.expired):
             place = self.place()
             op.notify = functools.partial(self._notified, place)
             self._pending.add(place)
             try:
                 if not op.ended:  # it may have been noticed before that could be notified
+                    self.burst = 0
                     await self.sleep(place, deadline)
             finally:
                 op.notify = None
@@ -204,9 +224,15 @@ class Turns:
             ClosedError: the connection was closed.
         """
         watch = self._watch
+        watch.burst += 1
+        if watch.burst > _BURST:
+            watch.burst = 0
+            await watch.give_way()
         if watch.closed:
             raise ClosedError(f"{operation}: this connection is closed")
         try:
+            if not self._waiting and self._due() <= 0:
+                watch.glance()
             if not self._waiting and self._due() > 0:
                 try:
                     return attempt()
@@ -225,6 +251,7 @@ class Turns:
         try:
             while True:
                 turn.place = watch.place()
+                watch.burst = 0
                 await watch.sleep(turn.place, deadline)
                 if watch.closed:
                     raise ClosedError(f"{operation}: this connection was closed")

@@ -113,6 +113,10 @@ class Watch(WatchBase):
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self.loop.call_soon_threadsafe(wake, place)
 
+    async def give_way(self) -> None:
+        """Let the other tasks run."""
+        await asyncio.sleep(0)
+
     @property
     def loop_is_over(self) -> bool:
         """Whether nothing can be awaited here any more."""

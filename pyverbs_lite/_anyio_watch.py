@@ -156,6 +156,10 @@ class Watch(WatchBase):
         with suppress(OSError):  # it was closed meanwhile: everybody has been woken
             self._poke()
 
+    async def give_way(self) -> None:
+        """Let the other tasks run."""
+        await anyio.lowlevel.checkpoint()
+
     @property
     def loop_is_over(self) -> bool:
         """Whether nothing can be awaited here any more."""

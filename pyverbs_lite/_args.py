@@ -50,7 +50,10 @@ def check_flags(name: str, value: object, kind: type[_F]) -> _F:
 
 
 class Deadline:
-    """A point in time up to which several waits may take together; ``None`` seconds: no limit."""
+    """A point in time up to which several waits may take together; ``None`` seconds: no limit.
+
+    Without a limit, and where it is now, the clock is not read: on some machines that takes as long as a transfer.
+    """
 
     __slots__ = ("_end", "seconds")
 
@@ -63,17 +66,19 @@ class Deadline:
             if math.isnan(seconds) or seconds < 0:
                 raise ValueError(f"timeout must not be negative, and is {seconds}")
         self.seconds = seconds
-        self._end = math.inf if seconds is None else time.monotonic() + seconds
+        self._end = math.inf if seconds is None else time.monotonic() + seconds if seconds else -math.inf
 
     @property
     def left(self) -> float:
-        """Seconds left, never negative; ``inf`` without a limit, and then the clock is not read."""
-        return math.inf if self.seconds is None else max(0.0, self._end - time.monotonic())
+        """Seconds left, never negative; ``inf`` without a limit."""
+        if not self.seconds:
+            return math.inf if self.seconds is None else 0.0
+        return max(0.0, self._end - time.monotonic())
 
     @property
     def expired(self) -> bool:
         """Whether nothing is left."""
-        return self.seconds is not None and time.monotonic() >= self._end
+        return self.seconds is not None and (not self.seconds or time.monotonic() >= self._end)
 
     def at_most(self, seconds: float) -> float:
         """Return the time left, or ``seconds`` if that is less: one slice of a longer wait."""

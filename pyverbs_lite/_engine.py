@@ -160,6 +160,8 @@ class Engine(Resource):
             if part._recycled:
                 mr._holders.discard(op.serial)
             self._idle.append(op)
+            if self._live:  # C may have entered what others wait for, or nobody
+                self._reap()
 
     def copy(
         self, operation: str, opcode: int, data: memoryview, addr: int, rkey: int, imm: int, timeout: float | None
@@ -180,6 +182,8 @@ class Engine(Resource):
             self._go_on(rc, op, operation, opcode, data, None, addr, rkey, imm, deadline)
         else:
             self._idle.append(op)
+            if self._live:  # C may have entered what others wait for, or nobody
+                self._reap()
 
     def _go_on(
         self,
@@ -288,11 +292,9 @@ class Engine(Resource):
         """
         op = Operation(regions, None, keep=keep)
         op.list = entries
-        entries.op = op.c
-        entries.window = self._window
         try:
             self._begin(op, operation)
-            if lib.pvl_list_start(self._c, entries) == lib.PVL_STOPPED:
+            if lib.pvl_list_start(self._c, entries, op.c, self._window) == lib.PVL_STOPPED:
                 self.refuse_late(operation)
         finally:
             op.running = False
@@ -375,6 +377,8 @@ class Engine(Resource):
                     " complete later: do not use its memory for anything else, or close the connection",
                     operation,
                 )
+        if self._live:  # what has ended may have been entered by another call
+            self._reap()
         if c.status:
             self._conclude()
             if c.status == WCStatus.WR_FLUSH_ERR and self.failure is not None:  # that shows what brought it about

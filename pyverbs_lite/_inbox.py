@@ -146,6 +146,8 @@ class Inbox:
             try:
                 length = _recv(self._c, box.c, wait)
                 if short := 0 <= length <= _BOX_BYTES and not self._asked:
+                    if engine._live:  # C may have entered what others wait for, or nobody
+                        engine._reap()
                     made = plain(box.view[:length])
             except BaseException:
                 if box.c.length >= 0:  # C has taken it, and this call has not

@@ -28,10 +28,16 @@ __all__ = ["Batch", "Integers", "Starter"]
 Integers: TypeAlias = Buffer | Sequence[int]
 
 _READ_ONLY = AccessFlags(0)
+_REMOTE_WRITE, _REMOTE_READ = int(AccessFlags.REMOTE_WRITE), int(AccessFlags.REMOTE_READ)
+_ROWS = ("offsets", "remote_offsets", "lengths")
 
 
-def _packed(values: Integers, what: str) -> tuple[CData, int, memoryview]:
-    """Return non-negative 64-bit integers as C sees them, how many, and what keeps them there; no copy of a buffer."""
+_U64S = ffi.typeof("uint64_t[]")
+_FORMATS = frozenset(order + letter for order in ("", "@", "=", "<") for letter in "qQlLnN")
+
+
+def _packed(values: Integers, what: str) -> CData:
+    """Return non-negative 64-bit integers as C sees them: where they are, if that is a buffer."""
     try:
         view = memoryview(values)  # type: ignore[arg-type]
     except TypeError:
@@ -39,12 +45,12 @@ def _packed(values: Integers, what: str) -> tuple[CData, int, memoryview]:
             view = memoryview(array("Q", values))  # type: ignore[arg-type]
         except OverflowError as error:
             raise ValueError(f"{what} must be 0 to 2**64 - 1: {error}") from error
-    if view.ndim != 1 or not view.c_contiguous or view.itemsize != 8 or view.format.strip("@=<") not in tuple("qQlLnN"):
+    if view.ndim != 1 or not view.c_contiguous or view.itemsize != 8 or view.format not in _FORMATS:
         raise TypeError(
             f"{what} must be one contiguous row of 64-bit integers, not format {view.format!r} of shape {view.shape}"
         )
     # A negative number is far outside of any range, and refused as that.
-    return ffi.cast("uint64_t *", ffi.from_buffer(view)) if len(view) else ffi.NULL, len(view), view
+    return ffi.from_buffer(_U64S, view)
 
 
 class Starter(Mover):
@@ -184,7 +190,8 @@ class Starter(Mover):
     ) -> Work[None]:
         """Start what ``write_many`` does."""
         source = self._source(data)
-        self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write_many")
+        if not self._known(remote, _REMOTE_WRITE):
+            self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write_many")
         return self._start_many("write_many", WROpcode.RDMA_WRITE, remote, source, offsets, remote_offsets, lengths)
 
     def start_read_many(
@@ -196,7 +203,8 @@ class Starter(Mover):
         lengths: Integers,
     ) -> Work[None]:
         """Start what ``read_many`` does."""
-        self._check_remote(remote, AccessFlags.REMOTE_READ, "read_many")
+        if not self._known(remote, _REMOTE_READ):
+            self._check_remote(remote, AccessFlags.REMOTE_READ, "read_many")
         self._check_read_depth("read_many")
         target = self._to_fill(into)
         return self._start_many("read_many", WROpcode.RDMA_READ, remote, target, offsets, remote_offsets, lengths)
@@ -253,26 +261,24 @@ class Starter(Mover):
         remote_offsets: Integers,
         lengths: Integers,
     ) -> Work[None]:
-        named = {"offsets": offsets, "remote_offsets": remote_offsets, "lengths": lengths}
-        packed = {name: _packed(values, name) for name, values in named.items()}
-        counts = {name: count for name, (_, count, _) in packed.items()}
-        if len(set(counts.values())) != 1:
+        rows = _packed(offsets, "offsets"), _packed(remote_offsets, "remote_offsets"), _packed(lengths, "lengths")
+        count = len(rows[0])
+        if len(rows[1]) != count or len(rows[2]) != count:
+            counts = dict(zip(_ROWS, map(len, rows), strict=True))
             raise ValueError(f"{operation} needs as many offsets as lengths, not {counts}")
-        count = counts["lengths"]
         entries = ffi.new("struct pvl_list *")
-        entries.count, entries.max_piece, entries.remote_length = count, self._max_piece, remote.length
-        entries.offsets, entries.remote_offsets, entries.lengths = (row[0] for row in packed.values())
-        entries.base.length = len(source)
-        if (bad := lib.pvl_list_check(entries)) != count:
-            values = {name: int(pointer[bad]) for name, (pointer, _, _) in packed.items()}
+        size, most = source.nbytes, self._max_piece
+        bad = lib.pvl_list_pack(entries, opcode, most, count, *rows, size, remote.addr, remote.rkey, remote.length)
+        if bad != count:
+            values = {name: int(row[bad]) for name, row in zip(_ROWS, rows, strict=True)}
             raise ValueError(
-                f"entry {bad} of {operation} reaches outside: {values}, with {len(source)} bytes here and"
-                f" {remote.length} in {remote}"
+                f"entry {bad} of {operation} reaches outside: {values}, with {size} bytes here and {remote.length} in"
+                f" {remote}"
             )
         part, region = self._as_registered(operation, opcode, source)
         try:
-            _fill(entries.base, opcode, part, remote.addr, remote.rkey, 0)
-            op = self._engine.start_list(operation, entries, (region,), (entries, packed))
+            entries.base.addr, entries.base.lkey = part.addr, part.lkey
+            op = self._engine.start_list(operation, entries, (region,), (entries, rows))
         finally:
             if isinstance(region, TemporaryMR):
                 self._engine.close_unused(region)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ._args import Deadline
@@ -32,8 +32,7 @@ class Work(Generic[_T]):
         self._engine = engine
         self._op = op
         self._convert = convert
-        self._callbacks: list[Callable[[Work[_T]], object]] | None = []  # None once they have been called
-        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Work[_T]], object]] = []
         self.operation = operation
         self.count = count
 
@@ -52,6 +51,8 @@ class Work(Generic[_T]):
         """Say whether it has ended, well or badly; looks at the completion queue, and never waits."""
         if not self._op.ended:
             self._engine.look()
+        elif self._engine._live:
+            self._engine._reap()
         return self._op.ended
 
     def wait(self, timeout: float | None = None) -> None:
@@ -105,26 +106,20 @@ class Work(Generic[_T]):
 
         A thread of the connection's own sees to it that one does. What the function raises is logged and ignored.
         """
-        with self._lock:
-            if self._callbacks is not None:
-                self._callbacks.append(call)
-                self._op.notify = self._call_back
-                waiting = True
-            else:
-                waiting = False
-        if not waiting:
-            self._call(call)
-        elif self._op.ended:
+        self._callbacks.append(call)
+        self._op.notify = self._call_back
+        if self._op.ended:
             self._call_back()
         else:
             self._engine.keep_looking()
 
     def _call_back(self) -> None:
-        with self._lock:
-            calls, self._callbacks = self._callbacks or [], None
-            self._op.notify = None  # which refers to this object
-        for call in calls:
-            self._call(call)
+        if not self._callbacks:
+            return
+        self._op.notify = None  # which refers to this object
+        with suppress(IndexError):
+            while True:  # whichever threads do this, each function is taken out by one
+                self._call(self._callbacks.pop(0))
 
     def _call(self, call: Callable[[Work[_T]], object]) -> None:
         try:

@@ -152,6 +152,39 @@ class TestSlow:
             assert bytes(target) == b"b" * 64
 
 
+class TestOthers:
+    """One call enters what others have in flight; they are let go as if they had looked themselves."""
+
+    def test_what_nobody_waits_for_is_let_go(self):
+        with connected({"buffers": {"data": bytearray(512)}}) as (left, right):
+            remote, region, other = left.remote["data"], left.register(bytearray(64)), left.register(bytearray(64))
+            called = threading.Event()
+            left.start_write(remote, region)
+            left.start_write(remote, region).add_done_callback(lambda _: called.set())
+            left.write(remote, other)  # later than those, on the same queue
+            assert left._engine.in_flight == 0
+            region.close()
+            assert called.wait(5)
+            right.send(b"x")
+            region = left.register(bytearray(64))
+            left.start_write(remote, region)
+            until(lambda: left._engine._c.in_flight == 0 or left.recv(timeout=1))
+            left.write(remote, b"y")
+            region.close()
+
+    def test_a_list_that_is_complete_at_once_is_let_go_by_its_wait(self):
+        with connected({"buffers": {"data": bytearray(512)}}) as (left, _):
+            remote = left.remote["data"]
+            for _ in range(20):
+                region = left.register(bytearray(512))
+                left.write_many(remote, region, [0, 100], [7, 300], [50, 60])
+                region.close()
+                region = left.register(bytearray(512))
+                work = left.start_write_many(remote, region, [0, 100], [7, 300], [50, 60])
+                until(work.done)
+                region.close()
+
+
 class TestStruck:
     def test_no_message_is_lost_and_none_comes_twice(self):
         count = 2000

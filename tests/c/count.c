@@ -87,12 +87,12 @@ COUNTED count_list(void)
 {
     struct pvl_op own = {0};
     struct pvl_list list = {
-        .op = &own, .count = LIST, .offsets = offsets, .remote_offsets = offsets, .lengths = lengths,
+        .count = LIST, .offsets = offsets, .remote_offsets = offsets, .lengths = lengths,
         .base = {.addr = (uintptr_t)memory, .length = sizeof(memory), .opcode = IBV_WR_RDMA_WRITE},
-        .remote_length = sizeof(memory), .max_piece = 1 << 30, .window = SLOTS / 2,
+        .remote_length = sizeof(memory), .max_piece = 1 << 30,
     };
 
-    if (pvl_list_check(&list) != LIST || pvl_list_start(left.engine, &list))
+    if (pvl_list_check(&list) != LIST || pvl_list_start(left.engine, &list, &own, SLOTS / 2))
         return 1;
     return pvl_progress(left.engine, PVL_UNTIL_FEW, &own, 0, 1000000);
 }

@@ -220,15 +220,15 @@ static struct pvl_list list_of(uint64_t count, uint64_t step)
     for (uint64_t i = 0; i < count; i++)
         offsets[i] = places[i] = i * step % (sizeof(memory) / 2), lengths[i] = 64;
     return (struct pvl_list){
-        .op = &op, .count = count, .offsets = offsets, .remote_offsets = places, .lengths = lengths,
+        .count = count, .offsets = offsets, .remote_offsets = places, .lengths = lengths,
         .base = {.addr = (uintptr_t)memory, .length = sizeof(memory), .opcode = IBV_WR_RDMA_WRITE, .lkey = 3, .rkey = 9},
-        .remote_length = sizeof(memory), .max_piece = 1 << 20, .window = SLOTS / 2,
+        .remote_length = sizeof(memory), .max_piece = 1 << 20,
     };
 }
 
 static void finish_list(struct pvl_list *list)
 {
-    assert(pvl_list_start(engine, list) == 0);
+    assert(pvl_list_start(engine, list, &op, SLOTS / 2) == 0);
     while (op.left || op.posted != op.done) {
         assert(deliver(1, IBV_WC_SUCCESS) == 1);
         pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 0);
@@ -281,7 +281,7 @@ static void a_list_that_fails_says_where(void)
 {
     struct pvl_list list = list_of(20, 128);
 
-    assert(pvl_list_start(engine, &list) == 0 && op.posted == SLOTS / 2);
+    assert(pvl_list_start(engine, &list, &op, SLOTS / 2) == 0 && op.posted == SLOTS / 2);
     deliver(2, IBV_WC_SUCCESS);
     deliver(1, IBV_WC_REM_ACCESS_ERR);
     deliver(FAKE_ROOM, IBV_WC_WR_FLUSH_ERR);
@@ -296,7 +296,7 @@ static void a_chain_cut_short_ends_when_it_is_flushed(void)
 
     fake.accept = 2;
     fake.refuse_send = ENOMEM;
-    assert(pvl_list_start(engine, &list) == 0);
+    assert(pvl_list_start(engine, &list, &op, SLOTS / 2) == 0);
     assert(list.error == ENOMEM && list.next == 2 && op.posted == 2 && !op.left && engine->in_flight == 2);
     deliver(FAKE_ROOM, IBV_WC_WR_FLUSH_ERR);
     pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS);
@@ -307,10 +307,10 @@ static void a_list_is_let_go_when_the_engine_stops(void)
 {
     struct pvl_list list = list_of(20, 128);
 
-    assert(pvl_list_start(engine, &list) == 0);
+    assert(pvl_list_start(engine, &list, &op, SLOTS / 2) == 0);
     pvl_stop(engine);
     assert(op.posted == op.done && !op.left && op.status == IBV_WC_WR_FLUSH_ERR && list.error == ESHUTDOWN);
-    assert(pvl_list_start(engine, &list) == PVL_STOPPED);
+    assert(pvl_list_start(engine, &list, &op, SLOTS / 2) == PVL_STOPPED);
 }
 
 /* ------------------------------------------------------------ waits and threads */

@@ -214,12 +214,15 @@ void pvl_count_wait(struct pvl_engine *engine);
 void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);
-uint64_t pvl_list_check(const struct pvl_list *list);
-int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list);
+uint64_t pvl_list_pack(struct pvl_list *list, int opcode, uint64_t max_piece, uint64_t count, const uint64_t *offsets,
+                       const uint64_t *remote_offsets, const uint64_t *lengths, uint64_t length, uint64_t remote_addr,
+                       uint32_t rkey, uint64_t remote_length);
+int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list, struct pvl_op *op, uint32_t window);
 
 #define PVL_LOOKED_PART ...
 #define PVL_LOOKED_BUSY ...
 int pvl_look(struct pvl_engine *engine);
+int pvl_peek(struct pvl_engine *engine);
 void pvl_poke_at(struct pvl_engine *engine, int fd);
 uint32_t pvl_room(struct pvl_engine *engine, int opcode);
 

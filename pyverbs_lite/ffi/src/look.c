@@ -76,6 +76,26 @@ static int pvl_look(struct pvl_engine *engine)
     return rc;
 }
 
+/*
+ * Enter the completions that are there, without any system call: their event, if one is due, is still to come.
+ *
+ * Returns how many there were, or -ESHUTDOWN after pvl_stop().
+ */
+static int pvl_peek(struct pvl_engine *engine)
+{
+    int n = 0;
+
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped)
+        n = -ESHUTDOWN;
+    else if (!engine->polling)
+        n = ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
+    if (n > 0)
+        pvl_enter(engine, n, 0);
+    pthread_mutex_unlock(&engine->lock);
+    return n;
+}
+
 /* Return how many requests of a kind could be posted now, at least; any opcode of pvl_post() stands for its kind. */
 static uint32_t pvl_room(struct pvl_engine *engine, int opcode)
 {

@@ -265,8 +265,25 @@ static void pvl_pump(struct pvl_engine *engine)
     }
 }
 
-/* Start a list, in its turn; returns 0 or PVL_STOPPED. It must stay where it is until its op has nothing left. */
-static int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list)
+/* Make a list of packed arrays, but for the local memory's address and key; returns what pvl_list_check() does. */
+static uint64_t pvl_list_pack(struct pvl_list *list, int opcode, uint64_t max_piece, uint64_t count,
+                              const uint64_t *offsets, const uint64_t *remote_offsets, const uint64_t *lengths,
+                              uint64_t length, uint64_t remote_addr, uint32_t rkey, uint64_t remote_length)
+{
+    *list = (struct pvl_list){
+        .count = count, .offsets = offsets, .remote_offsets = remote_offsets, .lengths = lengths,
+        .base = {.opcode = opcode, .length = length, .remote_addr = remote_addr, .rkey = rkey},
+        .remote_length = remote_length, .max_piece = max_piece,
+    };
+    return pvl_list_check(list);
+}
+
+/*
+ * Start a list of an operation, in its turn, with so many requests in flight; returns 0 or PVL_STOPPED.
+ *
+ * It must stay where it is until the operation has nothing left.
+ */
+static int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list, struct pvl_op *op, uint32_t window)
 {
     struct pvl_list **end = &engine->lists;
     int rc = 0;
@@ -277,10 +294,14 @@ static int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list)
     } else {
         while (*end)
             end = &(*end)->after;
+        list->op = op;
+        list->window = window;
         list->after = NULL;
         *end = list;
-        list->op->left = 1;
+        op->left = 1;
         pvl_pump(engine);
+        if (engine->poke_fd < 0) /* an event loop looks by itself, and would have to be told */
+            pvl_glance(engine);
     }
     pthread_mutex_unlock(&engine->lock);
     return rc;
