@@ -24,7 +24,7 @@ C = ROOT / "tests" / "c"
 
 #: Instructions of one operation in C on the null provider, beyond those of a write in plain C, which are about 300.
 #: "list" is one entry of 64, and compared with nothing.
-INSTRUCTIONS = {"move": 275, "copy": 280, "send": 560, "recv": 170, "list": 125}
+INSTRUCTIONS = {"move": 275, "copy": 280, "send": 560, "recv": 205, "list": 125}
 
 #: Calls of Python functions and of C functions, and bytecodes, of one operation that is complete at once.
 PYTHON = {
