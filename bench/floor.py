@@ -119,3 +119,10 @@ def path_of(conn: Any, part: Any, remote: Any) -> Path:
         table.receives.stride,
         table.receives.lkey,
     )
+
+
+def paths(left: Any, right: Any, size: int) -> tuple[Path, Path]:
+    """Describe both ends of a pair that nobody else uses: what one would wait for, the other might take."""
+    own, mirror = left.register(bytearray(size)), right.register(bytearray(size))
+    remote = left.remote["target"][:size]
+    return path_of(left, own, remote), path_of(right, mirror, remote)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyverbs_lite.ffi import ffi, lib
 
-from .floor import SPIN, WRITE, Floor, path_of
+from .floor import SPIN, WRITE, Floor, paths
 from .pair import pairs
 from .worker import LISTS, Case, repeated, serve
 
@@ -23,12 +23,11 @@ QPS = (1, 8, 64)
 def main() -> None:
     """Make the connections and serve."""
     floor = Floor()
-    with pairs(max(QPS), 1 << 16, device="null0") as made:
+    with pairs(max(QPS) + 1, 1 << 16, device="null0") as made:
         left, right = made[0]
         region = left.register(bytearray(1 << 16))
         part, remote = region[:SIZE], left.remote["target"][:SIZE]
-        path = path_of(left, part, remote)
-        back = path_of(right, part, remote)
+        path, back = paths(*made.pop(), SIZE)
         message = bytearray(SIZE)
 
         cases: dict[str, Case] = {

@@ -21,7 +21,7 @@ from typing import Any
 import pyverbs_lite as pvl
 from pyverbs_lite import gid
 
-from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of
+from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of, paths
 from .layer import Worker, peer_workers
 from .life import ENOUGH
 from .pair import pairs
@@ -80,13 +80,10 @@ def loop(operation: Callable[[], object]) -> Timed:
 def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float) -> None:
     """One request and its wait; and a message there and back."""
     beside = {f"write 64 yield: {name}": partial(worker.run, "built") for name, worker in peers.items()}
-    with pairs(1, _TARGET, device="rxe0") as made:
+    with pairs(2, _TARGET, device="rxe0") as made:
         left, right = made[0]
-        region = left.register(bytearray(_TARGET))
-        part, remote = region[:64], left.remote["target"][:64]
-        path, back = path_of(left, part, remote), path_of(right, part, remote)
-        mirror = right.register(bytearray(64))
-        back.addr, back.lkey = mirror.addr, mirror.lkey
+        part, mirror, remote = left.register(bytearray(64)), right.register(bytearray(64)), left.remote["target"][:64]
+        path, back = paths(*made[1], 64)
         write = loop(partial(left.write, remote, part))
 
         def there_and_back() -> None:
