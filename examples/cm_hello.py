@@ -23,9 +23,7 @@ def main() -> None:
     host = sys.argv[1] if len(sys.argv) > 1 else "192.0.2.1"
     cache = bytearray(4096)
     with cm.listen(host, 0, buffers={"cache": cache}) as listener:
-        child = os.spawnl(
-            os.P_NOWAIT, sys.executable, "python", "-c", f"import cm_hello as h; h.client({host!r}, {listener.port})"
-        )
+        child = os.spawnl(os.P_NOWAIT, sys.executable, "python", __file__, host, str(listener.port))
         with listener.accept(timeout=30) as conn:
             message = conn.recv(timeout=10)
             conn.send(message.upper(), imm=(message.imm or 0) + 1)
@@ -35,5 +33,4 @@ def main() -> None:
         sys.exit(os.waitpid(child, 0)[1])
 
 
-if __name__ == "__main__":
-    main()
+client(sys.argv[1], int(sys.argv[2])) if sys.argv[2:] else main()

@@ -639,10 +639,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.mark.parametrize("host", [RXE, SIW])
 def test_the_hello_example(host: str) -> None:
-    command = [sys.executable, "-W", "error", "cm_hello.py", host]
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "cm_hello.py"), host]
     # Two processes write to one pipe: each its lines as a whole, unless unbuffered.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
         "read back: b'one-sided'",
