@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import connected
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = dict(
@@ -73,3 +75,21 @@ def test_quickstart() -> None:
     assert (run.stderr, run.returncode) == ("", 0)
     for word in ("device", "GID", "MTU", "RESET → INIT → RTR → RTS", "compare and swap", "MB/s", "all right"):
         assert word in run.stdout
+
+
+@pytest.mark.rdma
+def test_many_requests_of_the_readme() -> None:
+    (block,) = re.findall(r"```python\n(work = .*?)```", (ROOT / "README.md").read_text(), re.S)
+    served = bytearray(b"before" + bytes((1 << 20) - 6))
+    with connected({"buffers": {"cache": served}}) as (conn, _):
+        places = {"offsets": [0, 100], "remote_offsets": [20_000, 30_000], "lengths": [40, 7]}
+        filled = block.replace("bytearray(1 << 20)", "bytearray(b'rows' * (1 << 18))")
+        scope: dict[str, Any] = {"conn": conn, "cache": conn.remote["cache"], **places}
+        exec(filled, scope)
+        assert scope["first"] == b"before" + bytes(4090)
+        assert scope["rows"].view[8192:8256] == b"before" + bytes(58)
+        assert (served[4096:8192], served[20_000:20_041], served[30_000:30_008]) == (
+            b"rows" * 1024,
+            b"rows" * 10 + b"\0",
+            b"rowsrow\0",
+        )
