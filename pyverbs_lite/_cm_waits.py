@@ -98,11 +98,18 @@ class CMWaits(CMState):
 
         Verb: rdma_migrate_id
         """
+        self._migrate(channel, listening=True)
+
+    def _migrate(self, channel: EventChannel | None, *, listening: bool) -> None:
+        """Do that; where this does not listen, what waits for others on the old channel is left unread.
+
+        A descriptor tells of what was not read, and some sleep on that.
+        """
         old, target = self.channel, EventChannel() if channel is None else channel
         first, second = sorted((old._lock, target._lock), key=id)
         with first, second:
             handle = self._handle
-            while old._fetch():
+            while listening and old._fetch():  # who asks for a connection moves with whom it asks
                 pass
             calls.check("rdma_migrate_id", lib.rdma_migrate_id(handle, target._handle))
             moved = [event for event in old._events if self in (event.id, event.listen_id) and event.id is not None]

@@ -67,7 +67,7 @@ class Listener:
         request = event.id
         assert request is not None
         try:
-            request.migrate(None)
+            request._migrate(None, listening=False)
         except BaseException:
             request.close()
             raise

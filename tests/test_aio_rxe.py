@@ -271,6 +271,18 @@ class TestOperations:
 
         run(main())
 
+    def test_all_who_ask_at_once_are_heard(self, run):
+        async def main():
+            async with pvl.aio.cm_listen("192.0.2.1", 0) as listener:
+                dialling = [asyncio.create_task(pvl.aio.cm_connect("192.0.2.1", listener.port)) for _ in range(4)]
+                await asyncio.sleep(0.3)  # so that several wait before the first is taken; less proves less
+                for accepted in [await listener.accept(20) for _ in dialling]:
+                    await accepted.close()
+                for task in dialling:
+                    await (await task).close()
+
+        run(main())
+
     @pytest.mark.parametrize("host", ["192.0.2.1", "198.51.100.1"], ids=["rxe", "siw"])
     def test_over_the_connection_manager(self, run, host):
         async def main():
