@@ -237,13 +237,18 @@ class _Soak:
             ("the kernel's objects", before, resources.kernel),
             ("the server's process", before_process, lambda: resources.process(server.pid)),
         ):
-            for varies in ("VmRSS", "Threads"):  # some threads of a pool are there once they have been of use
-                was.pop(varies, None)
+            for kept in ("VmRSS", "VmPin", "Threads", "mr", "mrlen"):  # a server keeps some until it stops
+                was.pop(kept, None)
             if left := resources.settled(was, take):
                 raise Failed(f"{name}, with every connection closed and every process alive, are not as before: {left}")
-        for program in living:
-            program.say("leave")
         server.say("stop")
+        self.await_all("idle", [server], PATIENCE)
+        # librdmacm keeps its contexts, each with a PD, for as long as a process lives.
+        objects = {kind: count for kind, count in clean.items() if kind not in ("ctx", "pd")}
+        if left := resources.settled(objects, resources.kernel):
+            raise Failed(f"the kernel's objects, with every process alive, are not those of the beginning: {left}")
+        for program in (*living, server):
+            program.say("leave")
         self.await_all("gone", [*living, server], PATIENCE)
         if left := resources.settled(clean, resources.kernel):
             raise Failed(f"the kernel's objects at the end are not those of the beginning: {left}")

@@ -258,3 +258,5 @@ def main(peers: int, mortals: list[int]) -> None:
     if left := resources.settled(before, resources.of_process):
         raise Wrong(f"the server's process is not as before: {left}")
     tell("tally", counts=host.tally)
+    tell("idle")
+    await_word("leave")
