@@ -47,6 +47,10 @@ class Arrival:
     loan: CData | None = None
 
 
+def _number_of(arrival: Arrival) -> int:
+    return arrival.number
+
+
 class _Box:
     """Room for a short message, which C copies into it."""
 
@@ -149,6 +153,8 @@ class Inbox:
                     if engine._live:  # C may have entered what others wait for, or nobody
                         engine._reap()
                     made = plain(box.view[:length])
+                elif length >= 0:
+                    self._keep_box(box)
             except BaseException:
                 if box.c.length >= 0:  # C has taken it, and this call has not
                     self._keep_box(box)
@@ -157,8 +163,6 @@ class Inbox:
                 boxes = _boxes
                 boxes += (box,)  # no call: after one an interrupt may come, and with it the message would be lost
                 return made
-            if length >= 0:
-                self._keep_box(box)
         return self._receive(operation, deadline or Deadline(None), take, late, lend)
 
     def _receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], _T], late: bool, lend: bool) -> _T:
@@ -168,11 +172,19 @@ class Inbox:
                 engine.refuse_late(operation)
             over = self.over
             self.serve()
-            with self._taking:
-                if not self._asked and self._returned:
-                    made = take(self._returned[0])
-                    del self._returned[0]
-                    return made
+            taken = None
+            try:
+                with self._taking:
+                    if not self._asked and self._returned:
+                        first = self._returned[0]
+                        made = take(first)
+                        del self._returned[0]
+                        taken = first
+                        return made
+            except BaseException:
+                if taken is not None:  # the interrupt came at the end of the block
+                    self._keep(taken)
+                raise
             if not self._asked and self._c.arrived != self._c.taken:
                 found = self._take(take, lend)
                 if found is not None:
@@ -204,7 +216,10 @@ class Inbox:
                 self.give_back(loan)
             raise
         if not lend:
-            self.give_back(loan)
+            # Unpacked and not called: after a call an interrupt may come, and with it the message would be lost.
+            (rc,) = map(lib.pvl_give_back, (self._c,), (loan,))
+            if rc:
+                self._engine.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
         return (made,)
 
     def _lent(self, loan: CData) -> Arrival:
@@ -215,18 +230,25 @@ class Inbox:
         return Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode, loan.number, loan)
 
     def _keep_box(self, box: _Box) -> None:
+        """Keep what is in a box; again is the same as once."""
         c = box.c
         view = box.view[: c.length & ~lib.PVL_MORE]
-        self._keep(Arrival(view, c.byte_len, c.imm if c.has_imm else None, WCOpcode(c.opcode), c.number))
         if c.error:
             self._engine.fail(os_error("ibv_post_recv", c.error))  # the next one's problem: this message is good
+        imm = c.imm if c.has_imm else None
+        kept = Arrival(memoryview(bytes(view)), c.byte_len, imm, WCOpcode(c.opcode), c.number)
+        with self._taking:
+            at = bisect.bisect(self._returned, kept.number, key=_number_of)
+            if c.length >= 0:
+                self._returned[at:at] = (kept,)  # from here on no call: after one an interrupt may come
+                c.length = lib.PVL_NOTHING
         _boxes.append(box)
 
     def _keep(self, arrival: Arrival) -> None:
         """Keep a copy of a message that was taken and not made use of: it is the next one."""
         kept = replace(arrival, view=memoryview(bytes(arrival.view)), loan=None)
         with self._taking:
-            bisect.insort(self._returned, kept, key=lambda other: other.number)
+            bisect.insort(self._returned, kept, key=_number_of)
 
     def _all_lent(self) -> str:
         if not self._c.lendable:

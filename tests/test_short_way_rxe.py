@@ -186,11 +186,11 @@ class TestOthers:
 
 
 class TestStruck:
-    def test_no_message_is_lost_and_none_comes_twice(self):
-        count = 2000
+    @pytest.mark.parametrize(("length", "imm", "count"), [(4, None, 2000), (5000, None, 1000), (4, 7, 1000)])
+    def test_no_message_is_lost_and_none_comes_twice(self, length, imm, count):
         with connected() as (left, right):
-            sending = in_thread(lambda: [left.send(number.to_bytes(4, "big")) for number in range(count)])
-            got: list[bytes] = []
+            sending = in_thread(lambda: [left.send(number.to_bytes(length, "big"), imm=imm) for number in range(count)])
+            got: list[pvl.Message] = []
             with Strikes() as strikes:
                 while len(got) < count:
                     try:
@@ -204,6 +204,26 @@ class TestStruck:
             if sys.version_info >= (3, 11):  # before, an interrupt may come between any two steps of the interpreter
                 assert numbers == list(range(count))
             assert numbers == sorted(set(numbers))
+            assert {(len(message), message.imm) for message in got} == {(length, imm)}
+
+    def test_a_message_with_an_immediate_survives_an_interrupt_while_it_is_kept(self, monkeypatch):
+        strikes = [Struck]
+
+        def struck(code):
+            if strikes:
+                raise strikes.pop()
+            return pvl.WCOpcode(code)
+
+        with connected() as (left, right):
+            left.send(b"with", imm=5)
+            monkeypatch.setattr("pyverbs_lite._inbox.WCOpcode", struck)
+            with pytest.raises(Struck):
+                right.recv(timeout=10)
+            left.send(b"after")
+            assert [(bytes(message), message.imm) for message in (right.recv(timeout=10), right.recv(timeout=10))] == [
+                (b"with", 5),
+                (b"after", None),
+            ]
 
     def test_operations_end_once_and_leave_nothing(self):
         with connected({"buffers": {"data": bytearray(512)}}, {"send_depth": 2}) as (left, _):
