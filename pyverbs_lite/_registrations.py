@@ -69,9 +69,10 @@ class Entry:
 
     def leave(self, serial: int) -> None:
         """End a use; again is the same as once."""
-        self.users.pop(serial, None)
+        held = self.users.pop(serial, None)
         if self.retired and not self.users:
             self.close()
+        del held  # not before the range is deregistered: the memory may be freed with it
 
     def close(self) -> None:
         """Deregister the range, and only then let go of what was held; safe to call again, and from any thread."""
@@ -110,7 +111,16 @@ class Store:
             VerbsOSError: the verb refused.
             ClosedError: the connection was closed.
         """
-        serial, length = next(_serials), view.nbytes
+        serial = next(_serials)
+        try:
+            return self._take(view, addr, access, register, serial), serial
+        except BaseException:  # an interrupt may have come when it was in use already
+            for entry in tuple(self.registered):
+                entry.leave(serial)
+            raise
+
+    def _take(self, view: memoryview, addr: int, access: int, register: Register, serial: int) -> Entry:
+        length = view.nbytes
         # A key that the peer may know must be void when the use has ended.
         keeper = None if access & _REMOTE else self._keeper(view)
         if keeper is not None:
@@ -119,7 +129,7 @@ class Store:
                     entry.users[serial] = view[:]
                     self.entries.move_to_end(entry.key)
                     self.hits += 1
-                    return entry, serial
+                    return entry
         # What can be written to is registered so, that reading into it finds it too.
         entry = Entry(self, addr, length, access if view.readonly else access | _LOCAL_WRITE)
         entry.users[serial] = view[:]  # an export of its own, for anybody may release the other
@@ -135,7 +145,7 @@ class Store:
             self.misses += not entry.retired
             self.uncached += entry.retired
         self._close(gone)
-        return entry, serial
+        return entry
 
     def _keeper(self, view: memoryview) -> Keeper | None:
         keeper = keeper_of(view)

@@ -179,13 +179,16 @@ class CachedMR(MR):
             pinned.release()
             raise
 
-        def give_back(_: CData) -> None:
+        def give_back(_: CData | None) -> None:
             entry.leave(use)
 
-        parents, length = (cache,), pinned.nbytes
-        self._adopt(
-            cache.pd, entry.c.mr, pinned.addr, length, access, pinned=pinned, parents=parents, destroy=give_back
-        )
+        raw, parents, length = entry.c.mr, (cache,), pinned.nbytes
+        try:
+            self._adopt(cache.pd, raw, pinned.addr, length, access, pinned=pinned, parents=parents, destroy=give_back)
+        except BaseException:
+            give_back(None)
+            pinned.release()
+            raise
 
     def rereg(self, **changes: object) -> None:
         """Refuse: others use the region, too."""

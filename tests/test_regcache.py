@@ -206,6 +206,57 @@ def test_a_narrow_entry_in_use_goes_when_that_ends(store, device):
     assert store.registered == {wide}
 
 
+def test_memory_is_held_until_it_is_deregistered(store, device, monkeypatch):
+    """An export of the use's own is all that keeps this one from being resized."""
+    data, seen = bytearray(1000), []
+    entry, serial = take(store, data, device)
+    gc.collect()
+
+    class Lib:
+        PVL_STOPPED = lib.PVL_STOPPED
+
+        def pvl_deregister(self, region):
+            with pytest.raises(BufferError):
+                data.append(1)
+            seen.append(region)
+            return 0
+
+    monkeypatch.setattr(_registrations, "lib", Lib())
+    entry.leave(serial)
+    assert seen == [entry.c]
+    data.append(1)
+
+
+@pytest.mark.parametrize("hit", [True, False])
+def test_an_interrupt_leaves_nothing_in_use(store, device, hit, monkeypatch):
+    data = np.zeros(1000, np.uint8)
+    if hit:
+        use(store, data, device)
+
+    class Struck(Exception):
+        pass
+
+    class Lock:
+        times = 1 if hit else 2  # to find it, and to enter it
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            self.times -= 1
+            if not self.times:
+                raise Struck
+
+    monkeypatch.setattr(store, "lock", Lock())
+    with pytest.raises(Struck):
+        take(store, data, device)
+    monkeypatch.undo()
+    assert store.in_use == 0
+    assert len(store.registered) == 1
+    assert not use(store, data, device).retired
+    assert state(store)[:2] == (2 if hit else 1, 1)
+
+
 def test_remote_access_is_never_kept(store, device):
     data = np.zeros(1000, np.uint8)
     use(store, data, device)

@@ -913,26 +913,26 @@ struct pvl_region {
     uint32_t lkey;
 };
 
-/* Returns 0, PVL_STOPPED, or a positive errno. */
-static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
-                        uint64_t length, int access)
+/* Have pvl_stop() wait until pvl_registered(), for much memory takes long, and the lock is not held; or PVL_STOPPED. */
+static int pvl_registers(struct pvl_engine *engine)
 {
-    struct ibv_mr *mr;
-    int rc = 0;
+    int rc;
 
     pthread_mutex_lock(&engine->lock);
-    if (engine->stopped) {
-        pthread_mutex_unlock(&engine->lock);
-        return PVL_STOPPED;
-    }
-    engine->registering++; /* without the lock, for much memory takes long */
+    rc = engine->stopped ? PVL_STOPPED : 0;
+    engine->registering += !rc;
     pthread_mutex_unlock(&engine->lock);
-    mr = ibv_reg_mr(pd, (void *)(uintptr_t)addr, length, access);
+    return rc;
+}
+
+/* Enter what a verb has registered, or that it has not: errno says why. Returns 0 or a positive errno. */
+static int pvl_registered(struct pvl_engine *engine, struct pvl_region *region, struct ibv_mr *mr)
+{
+    int rc = mr ? 0 : errno ? errno : EIO;
+
     if (mr) {
         region->lkey = mr->lkey;
         region->mr = mr;
-    } else {
-        rc = errno ? errno : EIO;
     }
     pthread_mutex_lock(&engine->lock);
     engine->registering--;
@@ -941,6 +941,15 @@ static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, st
         pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
     return rc;
+}
+
+/* Returns 0, PVL_STOPPED, or a positive errno. */
+static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
+                        uint64_t length, int access)
+{
+    if (pvl_registers(engine))
+        return PVL_STOPPED;
+    return pvl_registered(engine, region, ibv_reg_mr(pd, (void *)(uintptr_t)addr, length, access));
 }
 
 /* Returns 0, also where there is no region any more, or an errno. Threads may try at the same time. */

@@ -70,29 +70,9 @@ static int pvl_register_dmabuf(struct pvl_engine *engine, struct pvl_region *reg
                                uint64_t length, uint64_t iova, int fd, int access)
 {
 #if PVL_HAS_DMABUF_MR > 0
-    struct ibv_mr *mr;
-    int rc = 0;
-
-    pthread_mutex_lock(&engine->lock);
-    if (engine->stopped) {
-        pthread_mutex_unlock(&engine->lock);
+    if (pvl_registers(engine))
         return PVL_STOPPED;
-    }
-    engine->registering++;
-    pthread_mutex_unlock(&engine->lock);
-    mr = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
-    if (mr) {
-        region->lkey = mr->lkey;
-        region->mr = mr;
-    } else {
-        rc = errno ? errno : EIO;
-    }
-    pthread_mutex_lock(&engine->lock);
-    engine->stats.registrations += !!mr;
-    engine->registering--;
-    pthread_cond_broadcast(&engine->news);
-    pthread_mutex_unlock(&engine->lock);
-    return rc;
+    return pvl_registered(engine, region, ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access));
 #else
     (void)engine, (void)region, (void)pd, (void)offset, (void)length, (void)iova, (void)fd, (void)access;
     return EOPNOTSUPP;
