@@ -57,7 +57,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine(Resource):
-    """The slot table of one QP; a child of the QP, so it stops before the QP goes, whoever closes that.
+    """The slot table of one QP; a child of the QP, so it stops before the QP goes, whoever closes that; and of its hub.
 
     Args:
         qp: the QP; its CQ, which must have a channel, is used for nothing else.
@@ -86,8 +86,6 @@ class Engine(Resource):
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, receives.c, receives.slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
         self.hub = hub
-        if hub is not None:
-            check_rc("realloc", lib.pvl_hub_join(hub.c, self._c))
         self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
         self._c.spin_ns = _SPIN_NS
         self._c.cell_size = staging.length // send_slots
@@ -108,8 +106,15 @@ class Engine(Resource):
         self.foreign = False  # a forked child's copy
         self.failure: VerbsError | None = None
         # The memory of the table is freed by ffi.gc, when no thread can be in it any more.
-        self._own(self._c, lib.pvl_stop, qp, label=f"Engine of QP {qp.qp_num:#x}")
+        parents = (qp,) if hub is None else (qp, hub)
+        self._own(self._c, lib.pvl_stop, *parents, label=f"Engine of QP {qp.qp_num:#x}")
         _engines.add(self)
+        if hub is not None:  # now that somebody sees to it that it leaves again, whatever interrupts
+            try:
+                check_rc("realloc", lib.pvl_hub_join(hub.c, self._c))
+            except BaseException:
+                self.close()
+                raise
 
     def grant(self, depth: int, granted: int, *, control: int = 0, immediates: bool = True) -> None:
         """Begin to count receives; before the first message of either side.
@@ -142,14 +147,14 @@ class Engine(Resource):
         """
         deadline = None if timeout is None else Deadline(timeout)
         wait = _SLICE_NS if deadline is None else self._slice(deadline)
+        mr = part.mr
         try:
             op = self._idle.pop()
         except IndexError:
             op = self._pooled()
-        mr = part.mr
-        if part._recycled:
-            mr._holders.add(op.serial)
         try:
+            if part._recycled:
+                mr._holders.add(op.serial)
             rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
         except BaseException:
             self._leave(op, mr)

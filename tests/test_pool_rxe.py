@@ -129,6 +129,27 @@ def test_a_dropped_slice_of_a_started_operation_stays_taken():
         assert pool.stats.in_use == 0
 
 
+def test_an_interrupt_before_the_request_leaves_no_holder():
+    class Struck(Exception):
+        pass
+
+    class Holders(set):
+        def add(self, number):
+            super().add(number)
+            raise Struck
+
+    with connected() as (left, right), left._link.pd.pool() as pool:
+        part = pool.alloc(100)
+        region = part.mr
+        region._holders = holders = Holders()
+        with pytest.raises(Struck):
+            left.send(part)
+        assert not holders
+        region._holders = region._destroy.holders
+        left.send(part)
+        assert len(right.recv(timeout=10)) == 100
+
+
 def test_slices_are_data_and_targets_of_a_connection():
     with connected({"buffers": {"cell": bytearray(5000)}}) as (left, right), left.pool() as pool:
         remote = left.remote["cell"]

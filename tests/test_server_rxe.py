@@ -23,6 +23,7 @@ from support import counts, in_thread
 
 import pyverbs_lite as pvl
 from pyverbs_lite import wire
+from pyverbs_lite.ffi import lib
 
 pytestmark = pytest.mark.rdma
 
@@ -702,6 +703,40 @@ def test_a_forked_child_leaves_it_alone() -> None:
 def test_what_it_is_not_made_with(no_leaks: None, options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         pvl.Server(HERE, 0, **{"handler": echo, **options})
+
+
+@pytest.mark.parametrize("close", [lambda context, hub: hub.close(), lambda context, hub: context.close()])
+def test_what_the_connections_share_outlives_their_use_of_it(close: Callable[..., None]) -> None:
+    """A hub that is closed first would be left by engines when its memory is somebody else's."""
+    with pvl.open_device() as context, pvl.Server(HERE, 0, echo, device=context, **SMALL) as server:
+        server.start()
+        with connect(server) as conn:
+            assert ask(conn, b"here") == b"HERE"
+            engine = server.connections[0]._engine
+            hub = engine.hub
+            assert hub is not None
+            close(context, hub)
+            assert (engine.closed, hub.closed) == (True, True)
+            with pytest.raises(pvl.VerbsError):
+                ask(conn, b"gone")
+
+
+def test_an_engine_that_cannot_join_its_hub_is_closed(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> None:
+    class Lib:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def pvl_hub_join(self, *_: object) -> int:
+            return errno.ENOMEM
+
+    with pvl.Server(HERE, 0, echo, **SMALL) as server:
+        server.start()
+        with monkeypatch.context() as patch:
+            patch.setattr("pyverbs_lite._engine.lib", Lib())
+            with pytest.raises((pvl.HandshakeError, OSError)):
+                connect(server)
+        with connect(server) as conn:
+            assert ask(conn, b"again") == b"AGAIN"
 
 
 # ------------------------------------------------------------ the shared receive queue

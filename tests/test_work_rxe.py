@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support import connected
+from support import connected, in_thread
 
 import pyverbs_lite as pvl
 
@@ -245,6 +245,23 @@ class TestLists:
             left.write(good, b"later", timeout=5)
         assert left._engine.in_flight == 0
         region.close()
+
+
+def test_a_signal_handler_may_end_the_work_whose_callback_is_being_added(pair, far):
+    left, _ = pair
+    work = left.start_read(left.remote["far"][:10])
+    work.wait(10)
+    called = []
+
+    class Struck(list):
+        def append(self, call):
+            super().append(call)
+            work.wait(10)  # as a handler would, that came just now
+
+    work._callbacks = Struck()
+    adding = in_thread(work.add_done_callback, called.append)
+    adding(10)
+    assert called == [work]
 
 
 class TestBatch:
