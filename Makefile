@@ -48,7 +48,7 @@ comma := ,
 empty :=
 space := $(empty) $(empty)
 PURE_MODULES := errors _homes enums/* _access _arena _args _auth _buddy _buffer _check _pages _resource \
-	attr backoff endpoint gid grh _flow_members _private_data qp_fsm remote wire _private_data \
+	attr backoff endpoint gid grh _flow_members _private_data qp_fsm remote _frames wire \
 	_accelerator _dlpack _keeper
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 
+from ._frames import MAGIC, MAX_REASON, FrameType, RefuseCode, Refused, frame_header, preface, unpack_refusal
 from .errors import PeerProtocolError
-from .wire import MAGIC, MAX_REASON, FrameType, RefuseCode, Refused, frame_header, preface, unpack_refusal
 
 __all__ = ["pack_hello", "pack_refusal", "read_hello", "read_refusal"]
 

@@ -34,6 +34,7 @@ LAYERS = {
     "qp_fsm": 2,
     "endpoint": 2,
     "remote": 2,
+    "_frames": 2,
     "wire": 2,
     "_private_data": 2,
     "_auth": 2,

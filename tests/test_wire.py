@@ -168,7 +168,7 @@ def test_the_page_has_the_frames_of_the_code():
         return str(least) if least == most else f"{least}–{most}"
 
     assert [row[:3] for row in DOCUMENTED["Frames"]] == [
-        [str(kind.value), kind.name, lengths(wire._FRAMES[kind].least, wire._FRAMES[kind].most)]
+        [str(kind.value), kind.name, lengths(wire.FRAMES[kind].least, wire.FRAMES[kind].most)]
         for kind in wire.FrameType
     ]
     assert [row[:2] for row in TABLES["REFUSE"][1]] == [[str(code.value), code.name] for code in wire.RefuseCode]
