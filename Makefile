@@ -38,7 +38,7 @@ host-tests: $(VENV)/developed ## the tests that need no RDMA device
 	$(BIN)/coverage report --include='$(PURE)' --show-missing --fail-under=100
 
 device-tests: $(VENV)/developed ## the tests that need one: on this machine's, else on the soft-RoCE guest's
-	rxe/run --timeout 900 $(BIN)/python -m pytest -q -m rdma --durations=5
+	rxe/run --timeout 1080 $(BIN)/python -m pytest -q -m rdma --durations=5
 
 soak: $(VENV)/developed ## 200 peers do to one server what they can, for two minutes (SOAK_SECONDS= SOAK_PEERS= SOAK_SEED=)
 	PYTHONPATH=tests rxe/run --timeout $$(($${SOAK_SECONDS:-120} + 600)) $(BIN)/python -m soak
