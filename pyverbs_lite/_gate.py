@@ -116,7 +116,8 @@ class Gate:
         self._stopping: Deadline | None = None
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()  # around the wake descriptor's end
+        # Around the wake descriptor's end; reentrant, for a signal handler may stop what it interrupted.
+        self._lock = threading.RLock()
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="pyverbs_lite handshake")
         self._thread = threading.Thread(target=self._run, name="pyverbs_lite gate", daemon=True)
         sock.setblocking(False)
@@ -300,8 +301,12 @@ class Gate:
             self._step(guest, event)
 
     def _submit(self, what: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # there is no thread to be had, and a worker that is there takes it in its turn
+        try:
             self._workers.submit(what)
+        except RuntimeError as error:
+            if "shutdown" in str(error):  # the interpreter ends
+                raise
+            # No thread can be had: a worker that is there takes it in its turn.
 
     def _work(self, guest: Guest, event: Event) -> None:
         """Make a QP and connect it, in a worker."""

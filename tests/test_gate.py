@@ -118,3 +118,12 @@ def test_it_goes_on_where_no_more_threads_can_be_had(monkeypatch: pytest.MonkeyP
                 sock.recv(1 << 16)
             house.await_failures(number)
         monkeypatch.undo()
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_handler_may_stop_what_it_interrupted():
+    with gate(House()) as made:
+        with made._lock:  # as where another request for its thread was being made
+            made.stop(wait=False)
+        made._thread.join(20)
+        assert not made._thread.is_alive()
