@@ -62,7 +62,7 @@ class _Attempt:
     def greet(self, link: CMLink) -> None:
         """Say which buffers there are, and that this side is ready."""
         self.control.channel.domain(link.pd.domain)
-        link.register_all(self.settings, self.deadline)
+        link.registry.register_all(self.settings, self.deadline)
         self.control.channel.ready()
         self.control.flush(self.deadline)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import threading
 import warnings
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any, Protocol
 
 from . import gid
 from ._arena import arena
 from ._args import Deadline
-from ._buffer import Memory, look_at
 from ._control import Peer
 from ._control_base import ControlBase
 from ._engine import CREDIT_RECEIVES, HEADER, Engine, untold
@@ -21,7 +18,8 @@ from ._hub import Hub
 from ._made import Made
 from ._options import Options
 from ._receives import Receives
-from ._settings import Settings, check_name, owner_of
+from ._registry import REMOTE, Registry
+from ._settings import Settings, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
 from .comp_channel import CompChannel
 from .device import Context, DeviceAttr, PortAttr, open_device
@@ -33,72 +31,26 @@ from .errors import (
     HandshakeError,
     StateError,
     UnsupportedError,
+    VerbsError,
     VerbsOSError,
 )
-from .ffi import lib
 from .gid import GidEntry
 from .mr import MR, MRSlice
 from .pd import PD
 from .qp import QP, QPInitAttr
-from .remote import RemoteBuffer
 from .srq import SRQ
 
-if TYPE_CHECKING:
-    from .pool import Pool
-
-__all__ = ["CELL", "Link", "Named", "NamedMR", "aligned", "check_transport", "dropped", "fitting"]
+__all__ = ["CELL", "Link", "aligned", "check_transport", "dropped", "fitting"]
 
 #: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
 _ALIGNED = 64
 #: Bytes of one staging cell: what is not longer is copied instead of registered.
 CELL = 4096
 _INLINE = 64 + HEADER
-_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-
-
-class Kept(Protocol):
-    """What lives as long as the connection: a region, a grant, a window."""
-
-    @property
-    def closed(self) -> bool: ...
-    def close(self) -> None: ...
-
-
-class Named(Protocol):
-    """What the peer may know by name: a region, or a grant."""
-
-    access: AccessFlags
-    name: str | None
-
-    @property
-    def addr(self) -> int: ...
-    @property
-    def rkey(self) -> int: ...
-    @property
-    def length(self) -> int: ...
 
 
 def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNED) * _ALIGNED
-
-
-class NamedMR(MR):
-    """A region that the peer may know by name; the peer is told before it goes."""
-
-    def __init__(self, link: Link, buffer: Memory, access: AccessFlags) -> None:
-        super().__init__(link.pd, buffer, access)
-        self.source = buffer
-        self.name: str | None = None
-        self._link = link
-
-    def _before_destroy(self) -> None:
-        super()._before_destroy()
-        if self.name is not None:
-            self._link.withdraw(self.name, self)
-            self.name = None
-
-    def _after_destroy(self) -> None:
-        self.__dict__.pop("source", None)  # the buffer is nobody's concern here any more
 
 
 class Link:
@@ -127,11 +79,6 @@ class Link:
 
     def __init__(self, settings: Settings, control: ControlBase, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self.peer = peer
-        # A region lives until it or the connection is closed, also where nobody keeps it.
-        self._kept: list[Kept] = []
-        self._named: dict[str, Named] = {}
-        self.naming = threading.RLock()
-        self._silent = False
         made = self._made = Made()
         try:
             self.context, self.port_num = self._open(made, settings, control.local_address)
@@ -153,15 +100,16 @@ class Link:
                 peer=peer,
                 hub=self._hub,
             )
+            access = self.remote_access
+            self.registry = self._registry(access)
             self._use_cache()
-            self.qp.to_init(
-                port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=self.remote_access
-            )
+            self.qp.to_init(port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=access)
             self.states.append(self.qp.state)
             self.engine.post_receives()
             self.endpoint = self._endpoint()
         except BaseException:
-            made.close()
+            with suppress(VerbsError):  # the first error counts; what is still open is closed when it is dropped
+                made.close()
             raise
 
     def _fit(self, options: Options) -> Options:
@@ -261,6 +209,10 @@ class Link:
         assert ring is not None
         return Receives(ring, self._slot_size, slots, self.qp)
 
+    def _registry(self, remote_access: AccessFlags) -> Registry:
+        """Make what keeps the memory that the caller registers."""
+        return Registry(self.pd, self.engine, self.peer, remote_access)
+
     def _cap(self, inline: int) -> QPCap:
         return QPCap(
             max_send_wr=self.options.send_depth,
@@ -274,7 +226,7 @@ class Link:
     def remote_access(self) -> AccessFlags:
         """What the device lets a peer do at all."""
         atomics = self.context.query_device().atomic_cap != AtomicCap.NONE
-        return _REMOTE if atomics else _REMOTE & ~AccessFlags.REMOTE_ATOMIC
+        return REMOTE if atomics else REMOTE & ~AccessFlags.REMOTE_ATOMIC
 
     @property
     def read_access(self) -> AccessFlags:
@@ -334,17 +286,7 @@ class Link:
     def introduce(self, settings: Settings, deadline: Deadline) -> None:
         """Queue this side's record, its domain, and which buffers the peer has from the start."""
         self._greet()
-        self.register_all(settings, deadline)
-
-    def register_all(self, settings: Settings, deadline: Deadline) -> None:
-        """Register the buffers that the peer has from the start."""
-        for name, buffer in settings.buffers.items():
-            self.register(buffer, settings.access.get(name), name, deadline)
-
-    def local_regions(self) -> dict[str, NamedMR]:
-        """Return the registered buffers that the peer knows by a name; grants are none."""
-        with self.naming:
-            return {name: region for name, region in self._named.items() if isinstance(region, NamedMR)}
+        self.registry.register_all(settings, deadline)
 
     def _greet(self) -> None:
         self.peer.control.channel.hello(self.endpoint)
@@ -373,88 +315,11 @@ class Link:
             )
         return AHAttr(port_num=self.port_num, dlid=remote.lid, sl=options.sl, grh=grh)
 
-    # ------------------------------------------------------------ named regions
-
-    def register(self, buffer: Memory, access: AccessFlags | None, name: str | None, deadline: Deadline) -> NamedMR:
-        """Register a buffer, and tell the peer if it has a name."""
-        if name is not None:
-            check_name(name)
-        if access is None:
-            access = AccessFlags.REMOTE_READ
-            if not look_at(buffer, "a buffer to register").readonly:
-                access = AccessFlags.LOCAL_WRITE | self.remote_access
-        elif name is not None and not AccessFlags(access) & _REMOTE:
-            raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
-        with self.naming:  # against a thread that closes: the PD must not go while a region is being made
-            self.check_open("register")
-            region = NamedMR(self, buffer, access)
-        lib.pvl_count_registration(self.engine._c)
-        try:
-            if name is not None:
-                self.announce(region, name, deadline)
-            self.keep(region)
-        except BaseException:
-            region.close()
-            raise
-        return region
-
-    def pool(self, **options: Any) -> Pool:
-        """Make a pool that ends with the connection; arguments as ``PD.pool``."""
-        with self.naming:
-            self.check_open("pool")
-            pool = self.pd.pool(**options)
-            self.keep(pool)
-        return pool
-
-    def check_open(self, operation: str) -> None:
-        """Refuse what comes after the goodbye; lock ``naming`` held."""
-        if self._silent:
-            raise ClosedError(f"{operation}: this connection is closed")
-
-    def keep(self, thing: Kept) -> None:
-        """Keep something alive until it is closed, and close it with the connection."""
-        self._kept = [*(kept for kept in self._kept if not kept.closed), thing]
-
-    def announce(self, region: Named, name: str, deadline: Deadline) -> None:
-        """Tell the peer of a region or a grant by a name.
-
-        Raises:
-            StateError: the name is taken.
-            PeerClosedError, HandshakeTimeout: the peer is gone, or was not told in time.
-        """
-        remote = RemoteBuffer.of(region, name=name, access=region.access)
-        with self.naming:
-            self._enter(name, region)
-            region.name = name
-            self.peer.say(lambda channel: channel.buffer(remote))
-        self.peer.control.flush(deadline)
-        self.engine.take_news()
-
-    def _enter(self, name: str, region: Named) -> None:
-        if name in self._named:
-            raise StateError(f"the name {name!r} is taken by {self._named[name]!r}: close that first")
-        self._named[name] = region
-
-    def withdraw(self, name: str, region: Named) -> None:
-        """Tell the peer that a region goes away."""
-        with suppress(HandshakeError, StateError):  # if it, or this side, is gone, it need not be told
-            with self.naming:
-                if self._named.get(name) is not region:
-                    return
-                del self._named[name]
-                if not self._silent:
-                    self.peer.say(lambda channel: channel.withdraw(name))
-            # Without the lock: a peer that does not read holds up only who waits for it.
-            self.peer.control.flush(Deadline(0.0 if self._silent else 1.0))
-            self.engine.take_news()
-
     # ------------------------------------------------------------ the end
 
     def goodbye(self, deadline: Deadline) -> None:
         """Say goodbye, which withdraws every name as well."""
-        with self.naming:
-            said, self._silent = self._silent, True
-        if not said:
+        if self.registry.fall_silent():
             with suppress(HandshakeError, StateError):
                 self.peer.say(lambda channel: channel.goodbye())
                 self.peer.control.flush(deadline)
@@ -474,13 +339,10 @@ class Link:
 
     def close(self) -> None:
         """Destroy everything that belongs to this connection alone; may be tried again."""
-        with self.naming:
-            self._silent = True
+        self.registry.fall_silent()
         self.qp.close()  # and the engine before it
-        for thing in reversed(self._kept):
-            thing.close()
+        self.registry.close()
         self._made.close()
-        self._kept = []
 
 
 def fitting(options: Options, limits: DeviceAttr, extra: int) -> Options:

@@ -11,12 +11,13 @@ from ipaddress import IPv6Address
 from ._args import Deadline
 from ._buffer import Memory, look_at
 from ._control import Control, Peer
-from ._engine import HEADER, untold
+from ._engine import HEADER, Engine, untold
 from ._hub import Hub
-from ._link import CELL, Link, Named, aligned, check_transport, fitting
+from ._link import CELL, Link, aligned, check_transport, fitting
 from ._made import Made
 from ._options import Options
 from ._receives import Receives
+from ._registry import REMOTE, Named, Registry
 from ._settings import Settings, check_name, owner_of, port_of
 from ._srq_pool import SRQPool
 from .attr import QPCap
@@ -31,8 +32,6 @@ from .remote import RemoteBuffer
 from .wire import Channel
 
 __all__ = ["ServerLink", "Shared", "SharedMR"]
-
-_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 
 
 class SharedMR(MR):
@@ -123,7 +122,7 @@ class Shared:
     @property
     def remote_access(self) -> AccessFlags:
         """What the device lets a peer do at all."""
-        return _REMOTE if self.limits.atomic_cap != AtomicCap.NONE else _REMOTE & ~AccessFlags.REMOTE_ATOMIC
+        return REMOTE if self.limits.atomic_cap != AtomicCap.NONE else REMOTE & ~AccessFlags.REMOTE_ATOMIC
 
     # ------------------------------------------------------------ names
 
@@ -134,7 +133,7 @@ class Shared:
             access = AccessFlags.REMOTE_READ
             if not look_at(buffer, f"buffer {name!r}").readonly:
                 access = AccessFlags.LOCAL_WRITE | self.remote_access
-        elif not AccessFlags(access) & _REMOTE:
+        elif not AccessFlags(access) & REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peers: allow remote access")
         region = SharedMR(self, buffer, access)
         try:
@@ -143,7 +142,7 @@ class Shared:
                     raise ClosedError("register: this server has stopped")
                 self.check_free(name)
                 for link in self.links:
-                    if name in link._named:
+                    if name in link.registry.named:
                         raise StateError(
                             f"the name {name!r} is taken by a buffer of the connection {link.peer.control.peer}"
                         )
@@ -211,6 +210,21 @@ class Shared:
         self._regions = []
 
 
+class _Registry(Registry):
+    """The registered memory of one connection of a server, whose names are not those of the server's buffers."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, shared: Shared, engine: Engine, peer: Peer, remote_access: AccessFlags) -> None:
+        super().__init__(shared.pd, engine, peer, remote_access)
+        self._shared = shared
+
+    def _enter(self, name: str, region: Named) -> None:
+        with self._shared.naming:
+            self._shared.check_free(name)
+            super()._enter(name, region)
+
+
 class ServerLink(Link):
     """The verbs objects of one connection of a server: what is shared comes from there, and stays there."""
 
@@ -254,10 +268,8 @@ class ServerLink(Link):
         """Queue this side's record, and the server's buffers."""
         self._shared.introduce(self)
 
-    def _enter(self, name: str, region: Named) -> None:
-        with self._shared.naming:
-            self._shared.check_free(name)
-            super()._enter(name, region)
+    def _registry(self, remote_access: AccessFlags) -> Registry:
+        return _Registry(self._shared, self.engine, self.peer, remote_access)
 
     def close(self) -> None:
         """Destroy everything that belongs to this connection alone; may be tried again."""

@@ -104,7 +104,7 @@ class Connection(Receiver, Starter):
         """
         if self._engine.failure is not None:
             self._engine.refuse_late("register")
-        return self._link.register(buffer, access, name, Deadline(timeout))
+        return self._link.registry.register(buffer, access, name, Deadline(timeout))
 
     def write(
         self,
@@ -203,7 +203,7 @@ class Connection(Receiver, Starter):
         """
         if self._engine.failure is not None:
             self._engine.refuse_late("pool")
-        return self._link.pool(max_bytes=max_bytes, chunk_bytes=chunk_bytes, access=access, huge=huge)
+        return self._link.registry.pool(max_bytes=max_bytes, chunk_bytes=chunk_bytes, access=access, huge=huge)
 
     def grant(
         self,
@@ -254,7 +254,7 @@ class Connection(Receiver, Starter):
     @property
     def local(self) -> dict[str, MR]:
         """Of this side, the buffers that have a name, as of now: name -> ``MR``."""
-        return dict(self._link.local_regions())
+        return dict(self._link.registry.local_regions)
 
     # ------------------------------------------------------------ the end
 
@@ -315,7 +315,7 @@ class Connection(Receiver, Starter):
         if self._closed and not self._renewed:
             raise ClosedError("reconnect: this connection was closed by this side; use connect")
         if not self._closed:
-            regions = self._link.local_regions()
+            regions = self._link.registry.local_regions
             buffers = {name: region.source for name, region in regions.items()}
             access = {name: region.access for name, region in regions.items()}
             self._dial = self._dial.again(buffers, access, None)

@@ -85,8 +85,8 @@ class Grant:
         self.memory, self.access = memory, access
         self.addr, self.length = memory.addr, memory.length
         self.name: str | None = None
-        with link.naming:
-            link.check_open("grant")
+        with link.registry.naming:
+            link.registry.check_open("grant")
             self._mw = mw = link.pd.alloc_mw()
         try:
             info = MWBindInfo.of(memory, access)
@@ -104,7 +104,7 @@ class Grant:
             try:
                 mw.close()
             except VerbsError:  # a request still in flight holds it
-                link.keep(mw)
+                link.registry.keep(mw)
             raise
         self.remote = RemoteBuffer(self.addr, self.rkey, self.length, "", access, domain=link.pd.domain)
 
@@ -123,7 +123,7 @@ class Grant:
         deadline = Deadline(timeout)
         with self._lock:
             if self.name is not None:
-                self._link.withdraw(self.name, self)
+                self._link.registry.withdraw(self.name, self)
                 self.name = None
             if self._mw.closed:
                 return
@@ -191,10 +191,10 @@ def make_grant(link: Link, memory: MR | MRSlice, access: AccessFlags, name: str 
         link.engine.refuse_late("grant")
     part = MRSlice(memory, 0, memory.length) if isinstance(memory, MR) else memory
     grant = Grant(link, part, access, deadline)
-    link.keep(grant)
+    link.registry.keep(grant)
     if name is not None:
         try:
-            link.announce(grant, name, deadline)
+            link.registry.announce(grant, name, deadline)
         except BaseException:
             grant.revoke()
             raise
@@ -208,8 +208,10 @@ def _run(link: Link, operation: str, change: _Change, post: Callable[[CData, CDa
     try:
         engine._begin(op, operation)
         while True:
-            with link.naming:  # against a thread that closes: the window must not go between here and its use in C
-                link.check_open(operation)
+            with (
+                link.registry.naming
+            ):  # against a thread that closes: the window must not go between here and its use in C
+                link.registry.check_open(operation)
                 rc = post(engine._c, op.c)
             if not rc:
                 break

@@ -101,6 +101,7 @@ LAYERS = {
     "_stats": 4,
     "_framed": 4,
     "_receives": 4,
+    "_registry": 4,
     "_inbox": 4,
     "_lent": 4,
     "_receiver": 4,

@@ -21,6 +21,7 @@ from support import connected, in_thread
 
 import pyverbs_lite as pvl
 from pyverbs_lite import aio
+from pyverbs_lite._registry import Registry
 
 pytestmark = pytest.mark.rdma
 
@@ -354,3 +355,23 @@ def test_the_domain_is_the_protection_domains(pd: pvl.PD, context: pvl.Context) 
     for thread in threads:
         thread.join()
     assert domains == [pd.domain] * 4
+
+
+def test_a_name_that_an_interrupt_has_half_entered_is_free(
+    pair: tuple[pvl.Connection, pvl.Connection], monkeypatch: Any
+) -> None:
+    left, right = pair
+    enter = Registry._enter
+
+    def struck(self: Registry, name: str, region: Any) -> None:
+        enter(self, name, region)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "_enter", struck)
+        with pytest.raises(KeyboardInterrupt):
+            right.register(bytearray(10), name="late")
+    assert "late" not in right.local
+    with right.register(bytearray(20), name="late") as region:
+        assert right.local["late"] is region
+        assert left.remote.wait("late", 10).length == 20

@@ -1,0 +1,202 @@
+"""What a connection keeps for its caller: registered memory, and which of it the peer knows by a name."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ._args import Deadline
+from ._buffer import Memory, look_at
+from ._control import Peer
+from ._engine import Engine
+from ._settings import Settings, check_name
+from .enums import AccessFlags
+from .errors import ClosedError, HandshakeError, StateError
+from .ffi import lib
+from .mr import MR
+from .pd import PD
+from .remote import RemoteBuffer
+
+if TYPE_CHECKING:
+    from .pool import Pool
+
+__all__ = ["REMOTE", "Named", "NamedMR", "Registry"]
+
+#: All that a peer can be allowed.
+REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+#: So many things are kept before it is looked whether some of them are closed.
+_FEW = 16
+
+
+class Kept(Protocol):
+    """What lives as long as the connection: a region, a grant, a window, a pool."""
+
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Named(Protocol):
+    """What the peer may know by name: a region, or a grant."""
+
+    access: AccessFlags
+    name: str | None
+
+    @property
+    def addr(self) -> int: ...
+    @property
+    def rkey(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+
+class NamedMR(MR):
+    """A region that the peer may know by name; the peer is told before it goes."""
+
+    def __init__(self, registry: Registry, buffer: Memory, access: AccessFlags) -> None:
+        super().__init__(registry.pd, buffer, access)
+        self.source = buffer
+        self.name: str | None = None
+        self._registry = registry
+
+    def _before_destroy(self) -> None:
+        super()._before_destroy()
+        if self.name is not None:
+            self._registry.withdraw(self.name, self)
+            self.name = None
+
+    def _after_destroy(self) -> None:
+        self.__dict__.pop("source", None)  # the buffer is nobody's concern here any more
+
+
+class Registry:
+    """The registered memory of one connection; it knows nothing of the link, so the two are no loop.
+
+    Args:
+        engine: whose QP the memory is for.
+        remote_access: what the device lets a peer do at all.
+
+    Attributes:
+        naming: held while names change, and while something is made that needs the domain.
+        named: name -> region or grant: what the peer knows.
+    """
+
+    __slots__ = ("_engine", "_kept", "_peer", "_remote_access", "_room", "_silent", "named", "naming", "pd")
+
+    def __init__(self, pd: PD, engine: Engine, peer: Peer, remote_access: AccessFlags) -> None:
+        self.pd = pd
+        self._engine, self._peer, self._remote_access = engine, peer, remote_access
+        self.naming = threading.RLock()
+        self.named: dict[str, Named] = {}
+        # A region lives until it or the connection is closed, also where nobody keeps it.
+        self._kept: list[Kept] = []
+        self._room = _FEW
+        self._silent = False
+
+    # ------------------------------------------------------------ making
+
+    def register(self, buffer: Memory, access: AccessFlags | None, name: str | None, deadline: Deadline) -> NamedMR:
+        """Register a buffer, and tell the peer if it has a name."""
+        if name is not None:
+            check_name(name)
+        if access is None:
+            access = AccessFlags.REMOTE_READ
+            if not look_at(buffer, "a buffer to register").readonly:
+                access = AccessFlags.LOCAL_WRITE | self._remote_access
+        elif name is not None and not AccessFlags(access) & REMOTE:
+            raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
+        with self.naming:  # against a thread that closes: the PD must not go while a region is being made
+            self.check_open("register")
+            region = NamedMR(self, buffer, access)
+        lib.pvl_count_registration(self._engine._c)
+        try:
+            if name is not None:
+                self.announce(region, name, deadline)
+            self.keep(region)
+        except BaseException:
+            region.close()
+            raise
+        return region
+
+    def register_all(self, settings: Settings, deadline: Deadline) -> None:
+        """Register the buffers that the peer has from the start."""
+        for name, buffer in settings.buffers.items():
+            self.register(buffer, settings.access.get(name), name, deadline)
+
+    def pool(self, **options: Any) -> Pool:
+        """Make a pool that ends with the connection; arguments as ``PD.pool``."""
+        with self.naming:
+            self.check_open("pool")
+            pool = self.pd.pool(**options)
+            self.keep(pool)
+        return pool
+
+    def check_open(self, operation: str) -> None:
+        """Refuse what comes after the goodbye; lock ``naming`` held."""
+        if self._silent:
+            raise ClosedError(f"{operation}: this connection is closed")
+
+    def keep(self, thing: Kept) -> None:
+        """Keep something alive until it is closed, and close it with the connection."""
+        with self.naming:
+            if len(self._kept) >= self._room:  # so seldom that each of many thousands costs the same
+                self._kept = [kept for kept in self._kept if not kept.closed]
+                self._room = max(_FEW, 2 * len(self._kept))
+            self._kept.append(thing)
+
+    # ------------------------------------------------------------ names
+
+    @property
+    def local_regions(self) -> dict[str, NamedMR]:
+        """The registered buffers that the peer knows by a name; grants are none."""
+        with self.naming:
+            return {name: region for name, region in self.named.items() if isinstance(region, NamedMR)}
+
+    def announce(self, region: Named, name: str, deadline: Deadline) -> None:
+        """Tell the peer of a region or a grant by a name.
+
+        Raises:
+            StateError: the name is taken.
+            PeerClosedError, HandshakeTimeout: the peer is gone, or was not told in time.
+        """
+        remote = RemoteBuffer.of(region, name=name, access=region.access)
+        with self.naming:
+            region.name = name  # before it is entered, for whoever closes it after an interrupt to take that back
+            self._enter(name, region)
+            self._peer.say(lambda channel: channel.buffer(remote))
+        self._peer.control.flush(deadline)
+        self._engine.take_news()
+
+    def _enter(self, name: str, region: Named) -> None:
+        if name in self.named:
+            raise StateError(f"the name {name!r} is taken by {self.named[name]!r}: close that first")
+        self.named[name] = region
+
+    def withdraw(self, name: str, region: Named) -> None:
+        """Tell the peer that a region goes away."""
+        with suppress(HandshakeError, StateError):  # if it, or this side, is gone, it need not be told
+            with self.naming:
+                if self.named.get(name) is not region:
+                    return
+                del self.named[name]
+                if not self._silent:
+                    self._peer.say(lambda channel: channel.withdraw(name))
+            # Without the lock: a peer that does not read holds up only who waits for it.
+            self._peer.control.flush(Deadline(0.0 if self._silent else 1.0))
+            self._engine.take_news()
+
+    # ------------------------------------------------------------ the end
+
+    def fall_silent(self) -> bool:
+        """Make nothing and say nothing from now on; say whether that is news."""
+        with self.naming:
+            said, self._silent = self._silent, True
+        return not said
+
+    def close(self) -> None:
+        """Close what is kept; may be tried again."""
+        self.fall_silent()
+        for thing in reversed(self._kept):
+            thing.close()
+        self._kept = []
