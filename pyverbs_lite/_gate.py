@@ -147,6 +147,10 @@ class Gate:
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def drop(self) -> None:
+        """Let go of the listening socket in a forked child; everything else belongs to the parent."""
+        self._socket.close()
+
     # ------------------------------------------------------------ the thread
 
     def _call(self, what: Callable[[], None]) -> None:

@@ -165,8 +165,9 @@ class Server(ServerBase[Connection]):
                 the shortest counts.
         """
         deadline = Deadline(timeout)
-        if os.getpid() != self._pid:  # a forked child: everything belongs to the parent, but for descriptors
+        if os.getpid() != self._pid:  # a forked child: everything belongs to the parent, but for the descriptor
             self._stopping = True
+            self._gate.drop()
             return
         with self._changed:
             self._stopping = True
