@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 
 from typing_extensions import Self, Unpack
@@ -78,6 +79,8 @@ class Server:
         self._ending: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
         self._stopped = asyncio.Event()
+        self._until = Deadline(None)  # for the handlers to end, of who is in the greatest hurry
+        self._changed = asyncio.Event()  # that, or the last task is gone
         self._closed = False
 
     def __repr__(self) -> str:
@@ -153,7 +156,12 @@ class Server:
         inner._enter(ours, peer)
         task = asyncio.get_running_loop().create_task(self._handle(ours, peer), name=f"pyverbs_lite {peer}")
         self._tasks[task] = ours
-        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not self._tasks:
+            self._changed.set()
 
     async def _handle(self, conn: Connection, peer: str) -> None:
         inner = self._started()
@@ -187,25 +195,28 @@ class Server:
         """Accept nobody any more, let the handlers end, then close what is left; safe to call again.
 
         A handler that takes no notice of that is cancelled. In a handler this returns at once, and the rest goes on in
-        another task.
+        another task. Where several ask it to stop, the shortest ``timeout`` counts.
         """
         deadline = Deadline(timeout)
         self._closed = True
+        if deadline.left < self._until.left:
+            self._until = deadline
+            self._changed.set()
         if self._inner is not None:
             self._inner._stopping = True
         task = asyncio.current_task()
         if task in self._tasks:
-            ending = asyncio.get_running_loop().create_task(self._stop(deadline))
+            ending = asyncio.get_running_loop().create_task(self._stop())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
         else:
-            await self._stop(deadline)
+            await self._stop()
 
-    async def _stop(self, deadline: Deadline) -> None:
+    async def _stop(self) -> None:
         async with self._lock:
             if (inner := self._inner) is not None and not self._stopped.is_set():
                 await in_thread(inner._gate.stop, "stop")  # after it, whoever has arrived has a task
-                await self._wait(deadline)
+                await self._await_handlers(lambda: self._until)
                 turns = asyncio.Semaphore(CLOSERS)
 
                 async def close(conn: Connection) -> None:
@@ -213,10 +224,12 @@ class Server:
                         await self._close(conn, 1.0)
 
                 await asyncio.gather(*(close(conn) for conn in tuple(self._tasks.values())))
-                await self._wait(Deadline(NOTICE))
+                notice = Deadline(NOTICE)
+                await self._await_handlers(lambda: notice)
                 for task in tuple(self._tasks):
                     task.cancel()
-                await self._wait(Deadline(NOTICE))
+                last = Deadline(NOTICE)
+                await self._await_handlers(lambda: last)
                 if self._reader is not None:
                     self._reader.close()
                 try:
@@ -225,9 +238,11 @@ class Server:
                     self._stopped.set()
             self._stopped.set()
 
-    async def _wait(self, deadline: Deadline) -> None:
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=None if deadline.seconds is None else deadline.left)
+    async def _await_handlers(self, limit: Callable[[], Deadline]) -> None:
+        while self._tasks and not limit().expired:
+            self._changed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), limit().left if limit().seconds is not None else None)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -223,6 +223,19 @@ def test_a_handler_that_takes_no_notice_is_cancelled(no_leaks: None, monkeypatch
     run(main)
 
 
+def test_who_is_in_a_hurry_need_not_wait_for_who_is_not(no_leaks: None) -> None:
+    async def main() -> None:
+        async with aio.Server(HERE, 0, aio.Connection.recv, **SMALL) as server, connect(server) as conn:
+            patient = asyncio.create_task(server.stop(None))
+            await until(lambda: server.closed)
+            await server.stop(0.1)
+            await patient
+            with pytest.raises(pvl.PeerClosedError):
+                await conn.recv()
+
+    run(main)
+
+
 def test_a_handler_may_stop_the_server(no_leaks: None) -> None:
     async def main() -> None:
         async def handler(conn: aio.Connection) -> None:
