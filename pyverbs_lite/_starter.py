@@ -36,8 +36,11 @@ _U64S = ffi.typeof("uint64_t[]")
 _FORMATS = frozenset(order + letter for order in ("", "@", "=", "<") for letter in "qQlLnN")
 
 
-def _packed(values: Integers, what: str) -> CData:
-    """Return non-negative 64-bit integers as C sees them: where they are, if that is a buffer."""
+def _packed(values: Integers, what: str) -> memoryview:
+    """Return non-negative 64-bit integers as C sees them: where they are, if that is a buffer.
+
+    A view and not what cffi makes of it, which must not be held: see ``Operation``.
+    """
     try:
         view = memoryview(values)  # type: ignore[arg-type]
     except TypeError:
@@ -50,7 +53,7 @@ def _packed(values: Integers, what: str) -> CData:
             f"{what} must be one contiguous row of 64-bit integers, not format {view.format!r} of shape {view.shape}"
         )
     # A negative number is far outside of any range, and refused as that.
-    return ffi.from_buffer(_U64S, view)
+    return view
 
 
 class Starter(Mover):
@@ -268,9 +271,21 @@ class Starter(Mover):
             raise ValueError(f"{operation} needs as many offsets as lengths, not {counts}")
         entries = ffi.new("struct pvl_list *")
         size, most = source.nbytes, self._max_piece
-        bad = lib.pvl_list_pack(entries, opcode, most, count, *rows, size, remote.addr, remote.rkey, remote.length)
+        bad = lib.pvl_list_pack(
+            entries,
+            opcode,
+            most,
+            count,
+            ffi.from_buffer(_U64S, rows[0]),
+            ffi.from_buffer(_U64S, rows[1]),
+            ffi.from_buffer(_U64S, rows[2]),
+            size,
+            remote.addr,
+            remote.rkey,
+            remote.length,
+        )
         if bad != count:
-            values = {name: int(row[bad]) for name, row in zip(_ROWS, rows, strict=True)}
+            values = {name: int(ffi.from_buffer(_U64S, row)[bad]) for name, row in zip(_ROWS, rows, strict=True)}
             raise ValueError(
                 f"entry {bad} of {operation} reaches outside: {values}, with {size} bytes here and {remote.length} in"
                 f" {remote}"

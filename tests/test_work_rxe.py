@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,6 +250,39 @@ class TestLists:
             left.write(good, b"later", timeout=5)
         assert left._engine.in_flight == 0
         region.close()
+
+
+def test_a_loop_through_the_arrays_of_a_list_is_collected():
+    """Up to Python 3.13 the garbage collector crashes on one with a memoryview and what cffi makes of it."""
+    program = """
+        import gc
+        import numpy as np
+        from support import connected
+
+        class Row(np.ndarray):
+            pass
+
+        class Other:
+            pass
+
+        with connected({"buffers": {"far": bytearray(1000)}}) as (left, _):
+            remote, region = left.remote["far"], left.register(bytearray(1000))
+            gc.disable()
+            for turn in range(20):
+                row = np.full(1, 8, np.uint64).view(Row)
+                work = left.start_write_many(remote, region, row, row, row)
+                work.wait(10)
+                row.work, other = work, Other()
+                other.works, other.loop = [work], other
+                work.other = other
+                del row, work, other
+                gc.collect()
+        print("collected")
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
+    tests = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=tests)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "collected\n", "")
 
 
 def test_a_signal_handler_may_end_the_work_whose_callback_is_being_added(pair, far):
