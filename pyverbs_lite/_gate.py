@@ -304,7 +304,7 @@ class Gate:
         else:
             self._step(guest, event)
 
-    def _submit(self, what: Callable[[], None]) -> None:
+    def _submit(self, what: Callable[[], object]) -> None:
         try:
             self._workers.submit(what)
         except RuntimeError as error:
