@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
+from support import connected, nothing_left
 
 import pyverbs_lite as pvl
 
@@ -56,3 +58,22 @@ def context() -> Iterator[pvl.Context]:
 def pd(context: pvl.Context) -> pvl.PD:
     """Make a protection domain that goes with its context."""
     return context.alloc_pd()
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Check that a test of connections leaves nothing behind."""
+    with connected():
+        pass  # whatever is opened once and for all is open now
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    with near, far:
+        yield near, far

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -129,3 +132,31 @@ def counts() -> dict[str, int]:
     words = shown.split()
     kernel = {kind: int(words[words.index(kind) + 1]) for kind in ("pd", "cq", "qp", "mr", "ctx")}
     return {**kernel, "fd": len(os.listdir("/proc/self/fd"))}
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Check that what a block makes goes with it, without waiting for the garbage collector."""
+    before = counts()
+    yield
+    limit = time.monotonic() + 5
+    while counts() != before and time.monotonic() < limit:  # iWARP ends a refused connection in a thread
+        time.sleep(0.02)
+    assert counts() == before
+
+
+def descriptors() -> Counter[str]:
+    """Count this process's descriptors by what they are of."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # of the listing itself
+            found[re.sub(r"\d+", "", os.readlink(f"/proc/self/fd/{fd}"))] += 1
+    return found
+
+
+def settle_threads() -> None:
+    """Wait until the library's threads have ended."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("pyverbs_lite"):
+            thread.join(20)
+            assert not thread.is_alive(), f"{thread.name} is still running"

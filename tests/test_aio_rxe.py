@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support import in_thread
+from support import descriptors, in_thread, settle_threads
 
 import pyverbs_lite as pvl
 from pyverbs_lite import _aio_watch, aio
@@ -33,25 +33,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-def descriptors() -> dict[str, str]:
-    found = {}
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # of the listing itself
-            found[fd] = re.sub(r"\d+", "", os.readlink(f"/proc/self/fd/{fd}"))
-    return found
-
-
-def settle_threads() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("pyverbs_lite"):
-            thread.join(20)
-            assert not thread.is_alive(), f"{thread.name} is still running"
-
-
 @contextmanager
 def clean_loop(kind: str) -> Iterator[Any]:
     """Yield a new loop; at its end no reader, no task, no error in a callback and no descriptor may be left."""
-    before = Counter(descriptors().values())
+    before = descriptors()
     loop = LOOPS[kind]()
     readers: set[int] = set()
     add, remove = loop.add_reader, loop.remove_reader
@@ -79,7 +64,7 @@ def clean_loop(kind: str) -> Iterator[Any]:
     gc.collect()
     assert errors == []
     assert readers == set()
-    assert Counter(descriptors().values()) - before == Counter()
+    assert descriptors() - before == Counter()
 
 
 @pytest.fixture(scope="module", autouse=True)

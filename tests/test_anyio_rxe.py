@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
-import re
 import socket
-import threading
 import warnings
 import weakref
 from array import array
@@ -17,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import counts, in_thread
+from support import counts, descriptors, in_thread, settle_threads
 
 import pyverbs_lite as pvl
 from pyverbs_lite import anyio as face
@@ -35,21 +32,6 @@ WAYS = {
     "cm": (face.cm_connect, face.cm_listen, "192.0.2.1"),
     "iwarp": (face.cm_connect, face.cm_listen, "198.51.100.1"),
 }
-
-
-def descriptors() -> Counter[str]:
-    found: Counter[str] = Counter()
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # of the listing itself
-            found[re.sub(r"\d+", "", os.readlink(f"/proc/self/fd/{fd}"))] += 1
-    return found
-
-
-def settle_threads() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("pyverbs_lite"):
-            thread.join(20)
-            assert not thread.is_alive(), f"{thread.name} is still running"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -32,15 +32,6 @@ def buffer(name: str, length: int = 8) -> pvl.RemoteBuffer:
 
 
 @pytest.fixture
-def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        far, _ = server.accept()
-    with near, far:
-        yield near, far
-
-
-@pytest.fixture
 def controls(sockets: tuple[socket.socket, socket.socket]) -> Iterator[tuple[Control, Control]]:
     left, right = Control(sockets[0]), Control(sockets[1])
     yield left, right

@@ -24,16 +24,6 @@ from pyverbs_lite import _link, wire
 pytestmark = pytest.mark.rdma
 
 
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
-    """Check that a test leaves nothing behind, without waiting for the garbage collector."""
-    with connected():
-        pass  # whatever is opened once and for all is open now
-    before = counts()
-    yield
-    assert counts() == before
-
-
 def good_round(listener: pvl.Listener) -> None:
     """Check that a good client still gets through, and that its connection works."""
     accepted = in_thread(listener.accept, 10)

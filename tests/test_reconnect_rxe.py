@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,18 +23,6 @@ pytestmark = [pytest.mark.rdma, pytest.mark.timeout(120)]
 
 QUICK = pvl.Backoff(first=0.02, most=0.1, total=20)
 WAYS = {"tcp": (pvl, "127.0.0.1"), "rxe": (pvl.cm, "192.0.2.1"), "siw": (pvl.cm, "198.51.100.1")}
-
-
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
-    with connected():
-        pass
-    before = counts()
-    yield
-    limit = time.monotonic() + 5
-    while counts() != before and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert counts() == before
 
 
 def free_port() -> int:

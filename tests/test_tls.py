@@ -6,7 +6,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,15 +27,6 @@ MANY = 3000
 
 def buffer(name: str) -> pvl.RemoteBuffer:
     return pvl.RemoteBuffer(0x1000, 7, 64, name, pvl.AccessFlags.REMOTE_READ)
-
-
-@pytest.fixture
-def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        far, _ = server.accept()
-    with near, far:
-        yield near, far
 
 
 def side(sock: socket.socket, context: ssl.SSLContext | None, host: str | None, **options: Any) -> Control:

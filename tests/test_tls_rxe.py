@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from certificates import dialling, serving
-from support import connected, counts, in_thread
+from support import in_thread
 
 import pyverbs_lite as pvl
 
 pytestmark = pytest.mark.rdma
-
-
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
-    with connected():
-        pass
-    before = counts()
-    yield
-    assert counts() == before
 
 
 @pytest.mark.parametrize("authkey", [None, "and a key"])
