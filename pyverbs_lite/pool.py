@@ -200,26 +200,36 @@ class Pool(Resource):
         """
         self._handle  # noqa: B018 - a closed pool is refused here
         check_int("nbytes", nbytes, 1, self.chunk_bytes)
-        size = block_size(nbytes)
-        with self._lock:
-            self._take_back()
-            block = self._find(size)
-            if block is not None:
-                self._hits += 1
-            else:
-                if (len(self._chunks) + 1) * self.chunk_bytes > self.max_bytes:
-                    raise VerbsOSError(
-                        errno.ENOMEM,
-                        "Pool.alloc",
-                        f"no {size} bytes are free of the {self.max_bytes} (max_bytes) that this pool may have: give"
-                        " slices back, or make the pool larger",
-                    )
-                self._grow()
-                block = self._find(size)
-                assert block is not None
-                self._misses += 1
-            returned = self._returned
-        return PoolSlice(self, block.chunk.region, block.offset, nbytes, [lambda: returned.append(block)])
+        size, returned = block_size(nbytes), self._returned
+        give_back: list[Callable[[], None]] = []
+        try:
+            with self._lock:
+                block = self._take(size)
+                give_back += (lambda: returned.append(block),)
+            return PoolSlice(self, block.chunk.region, block.offset, nbytes, give_back)
+        except BaseException:  # an interrupt, with a block in hand
+            while give_back:
+                give_back.pop()()
+            raise
+
+    def _take(self, size: int) -> _Block:
+        """Take a free block, or register a chunk for it; lock held."""
+        self._take_back()
+        if (block := self._find(size)) is not None:
+            self._hits += 1
+            return block
+        if (len(self._chunks) + 1) * self.chunk_bytes > self.max_bytes:
+            raise VerbsOSError(
+                errno.ENOMEM,
+                "Pool.alloc",
+                f"no {size} bytes are free of the {self.max_bytes} (max_bytes) that this pool may have: give"
+                " slices back, or make the pool larger",
+            )
+        self._grow()
+        block = self._find(size)
+        assert block is not None
+        self._misses += 1
+        return block
 
     @property
     def huge_pages(self) -> bool:
@@ -257,11 +267,16 @@ class Pool(Resource):
             block.users = frozenset(block.chunk.region._holders)
             self._waiting.append(block)
         waiting, self._waiting = self._waiting, []
-        for block in waiting:
-            if block.users.isdisjoint(block.chunk.region._holders):
-                block.chunk.blocks.give_back(block.offset, block.size)
-            else:
-                self._waiting.append(block)
+        used = []
+        try:
+            while waiting:
+                block = waiting.pop()  # before it is free, for an interrupt must not make it so twice
+                if block.users.isdisjoint(block.chunk.region._holders):
+                    block.chunk.blocks.give_back(block.offset, block.size)
+                else:
+                    used.append(block)
+        finally:
+            self._waiting += waiting + used
 
 
 @dataclass(frozen=True, slots=True)

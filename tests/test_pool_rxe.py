@@ -150,6 +150,29 @@ def test_an_interrupt_before_the_request_leaves_no_holder():
         assert len(right.recv(timeout=10)) == 100
 
 
+def test_an_interrupt_costs_the_pool_nothing_but_what_it_was_about(pd, monkeypatch):
+    class Struck(Exception):
+        pass
+
+    def struck(*_):
+        raise Struck
+
+    with pd.pool(max_bytes=65536, chunk_bytes=65536) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("pyverbs_lite.pool.PoolSlice", struck)
+            for _ in range(100):
+                with pytest.raises(Struck):
+                    pool.alloc(4096)
+        assert pool.stats.in_use == 0
+        slices = [pool.alloc(4096) for _ in range(8)]
+        del slices
+        with monkeypatch.context() as patch:
+            patch.setattr("pyverbs_lite._buddy.Buddy.give_back", struck)
+            with pytest.raises(Struck):
+                pool.alloc(64)
+        assert pool.stats.in_use <= 4096
+
+
 def test_slices_are_data_and_targets_of_a_connection():
     with connected({"buffers": {"cell": bytearray(5000)}}) as (left, right), left.pool() as pool:
         remote = left.remote["cell"]
