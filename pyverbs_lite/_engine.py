@@ -408,9 +408,11 @@ class Engine(Resource):
 
     def _look_for_callbacks(self) -> None:
         while not self.closed:
-            due = next((op for op in tuple(self._live) if op.notify), None)
-            if due is None and not self.inbox.due:
-                return
+            with self._failing:
+                due = next((op for op in tuple(self._live) if op.notify), None)
+                if due is None and not self.inbox.due:
+                    self._looking = None  # with the lock held: whoever has a callback from now on starts another
+                    return
             with suppress(VerbsError):  # whoever asks for the result gets it
                 if due is not None:
                     self.finish(due, "", Deadline(None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from support import connected, in_thread
 
 import pyverbs_lite as pvl
+from pyverbs_lite._inbox import Inbox
 
 pytestmark = pytest.mark.rdma
 
@@ -283,6 +285,31 @@ def test_a_loop_through_the_arrays_of_a_list_is_collected():
     tests = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=tests)
     assert (done.returncode, done.stdout, done.stderr) == (0, "collected\n", "")
+
+
+def test_a_callback_that_comes_as_the_thread_for_callbacks_leaves_is_called(pair, monkeypatch):
+    left, right = pair
+    looked, added, called = threading.Event(), threading.Event(), queue.SimpleQueue()
+    due = Inbox.due.fget
+
+    def slowly(inbox):
+        found = due(inbox)
+        if not found and not looked.is_set() and threading.current_thread() is not threading.main_thread():
+            looked.set()
+            added.wait(0.3)  # not for ever, for the other has to wait for this
+        return found
+
+    monkeypatch.setattr(Inbox, "due", property(slowly))
+    works = [left.start_recv(), left.start_recv()]
+    works[0].add_done_callback(called.put)
+    right.send(b"first")
+    assert called.get(timeout=10) is works[0]
+    assert looked.wait(10)
+    works[1].add_done_callback(called.put)
+    added.set()
+    right.send(b"second")
+    assert called.get(timeout=10) is works[1]
+    assert works[1].result() == b"second"
 
 
 def test_a_signal_handler_may_end_the_work_whose_callback_is_being_added(pair, far):
