@@ -110,6 +110,7 @@ _NEXT: dict[int, dict[_Phase, _Phase]] = {
     FrameType.CHALLENGE: {},
     FrameType.PROOF: {},
 }
+_PROVING = frozenset({FrameType.CHALLENGE, FrameType.PROOF})
 #: What a side says first, in this order: without a key, with one, and with one that comes after the records.
 _OPENING = (FrameType.HELLO,)
 _OPENING_PROVED = (FrameType.CHALLENGE, FrameType.PROOF, FrameType.HELLO)
@@ -409,14 +410,14 @@ class Channel:
 
     def _check_header(self, type: int, flags: int, length: int) -> None:
         # All that a header can tell is checked before the payload is waited for.
-        checked_int(flags, 0, MAY_IGNORE, "flags")
+        # A PROOF is covered by nothing but what it proves, so nothing else of it may have a choice.
+        checked_int(flags, 0, 0 if type in _PROVING else MAY_IGNORE, "flags")
         known = FRAMES.get(type)
         least, most = (known.least, known.most) if known else (0, MAX_FRAME)
         checked_int(length, least, most, "length")
         if not known and not flags & MAY_IGNORE:
             raise ValueError(f"type {type} is unknown to version {VERSION}, and must not be ignored")
-        proofs = {FrameType.CHALLENGE, FrameType.PROOF}
-        keyless = proofs.intersection(self._remote.opening) and type not in {*proofs, *self._remote.may}
+        keyless = _PROVING.intersection(self._remote.opening) and type not in {*_PROVING, *self._remote.may}
         if (known and keyless) or (type == FrameType.CHALLENGE and self._auth is None):
             raise AuthenticationError("only one of the two sides was given an authkey: give both the same one")
         self._remote.check_order(type)

@@ -380,6 +380,20 @@ def test_no_bit_can_be_changed_unnoticed(data: st.DataObject):
     assert noticed
 
 
+@pytest.mark.parametrize("piece", range(4), ids=["challenge", "its answer", "proof", "its answer too"])
+def test_the_flag_of_what_proves_has_no_choice(piece: int):
+    """A proof is in no seal, and not in what the proofs cover."""
+    pieces = iter(range(9))
+
+    def tamper(_: Role, said: bytes) -> bytes:
+        changed = bytearray(said)
+        changed[PREFACE + 1 if said.startswith(wire.MAGIC) else 1] ^= 1
+        return bytes(changed) if next(pieces) == piece else said
+
+    with pytest.raises(PeerProtocolError, match="flags is 1, outside 0..0"):
+        Pair(tamper=tamper).prove()
+
+
 def test_a_changed_record_before_the_proofs_is_noticed_by_them():
     def tamper(role: Role, said: bytes) -> bytes:
         return said.replace(LEFT.qp_num.to_bytes(4, "big"), (0x13).to_bytes(4, "big")) if role == 1 else said
