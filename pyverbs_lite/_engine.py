@@ -154,6 +154,7 @@ class Engine(Resource):
             op = self._pooled()
         try:
             if part._recycled:
+                op.regions = (mr,)
                 mr._holders.add(op.serial)
             rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
         except BaseException:
@@ -163,7 +164,8 @@ class Engine(Resource):
             self._go_on(rc, op, operation, opcode, part, mr, addr, rkey, imm, deadline)
         else:
             if part._recycled:
-                mr._holders.discard(op.serial)
+                mr._holders.discard(op.serial)  # C's own, which no interrupt keeps from it
+                op.regions = ()
             self._idle.append(op)
             if self._live:  # C may have entered what others wait for, or nobody
                 self._reap()
@@ -214,6 +216,7 @@ class Engine(Resource):
         else:  # nothing was posted: the long way
             if mr is not None:
                 mr._holders.discard(op.serial)
+            op.regions = ()
             self._idle.append(op)
             self.run(operation, (Request.of(opcode, source, addr, rkey, imm),), deadline, region=mr)
 
@@ -608,7 +611,8 @@ class Engine(Resource):
         self.fail(ClosedError("the QP of this connection was closed"))
 
     def _after_destroy(self) -> None:
-        for op in tuple(self._live):
+        # Those of the pool too: what they use may be closed before the threads have got around to it.
+        for op in (*tuple(self._live), *tuple(self._pool)):
             op.let_go()
             self._live.pop(op, None)
         for region in tuple(self._temporary):

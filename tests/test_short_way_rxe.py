@@ -19,6 +19,7 @@ from support import connected, in_thread
 
 import pyverbs_lite
 import pyverbs_lite as pvl
+from pyverbs_lite._engine import Engine
 
 pytestmark = pytest.mark.rdma
 
@@ -94,6 +95,26 @@ class TestSlow:
             assert gone() is not None
             left.close()
             assert gone() is None or gone().closed
+
+    def test_a_pool_is_closed_while_a_thread_has_not_yet_noticed_the_end(self, monkeypatch):
+        going, closed, go_on = threading.Event(), threading.Event(), Engine._go_on
+
+        def late(*args):
+            going.set()
+            assert closed.wait(10)
+            go_on(*args)
+
+        monkeypatch.setattr(Engine, "_go_on", late)
+        with connected({"buffers": {"data": bytearray(512)}}, PATIENT) as (left, right):
+            remote, part = left.remote["data"], left.pool().alloc(512)
+            right._link.qp.to_reset()
+            writing = in_thread(left.write, remote, part)
+            assert going.wait(10)
+            left.close(timeout=0.1)
+            closed.set()
+            with pytest.raises(pvl.ClosedError):
+                writing(10)
+            assert part.closed
 
     def test_what_timed_out_completes_later_and_lets_go(self):
         with connected({"buffers": {"data": bytearray(512)}}) as (left, _):
