@@ -412,6 +412,68 @@ static void stopping_wakes_who_waits(void)
     close(fds[1]);
 }
 
+static void *one_read(void *out)
+{
+    struct pvl_op own = {0};
+
+    *(int *)out = pvl_post(engine, &own, IBV_WR_RDMA_READ, 1, NULL, 0, 5, 0, 4096, 9, 0, 0, 0, 5000 * MS);
+    if (*(int *)out == 0)
+        *(int *)out = pvl_progress(engine, PVL_UNTIL_FEW, &own, 0, 5000 * MS);
+    return NULL;
+}
+
+/* Say whether the CQ is armed, and leave it so or not. */
+static int armed(int leave)
+{
+    int now;
+
+    pthread_mutex_lock(&fake.lock);
+    now = fake.armed;
+    fake.armed = now && leave;
+    pthread_mutex_unlock(&fake.lock);
+    return now;
+}
+
+/* An event loop turns the hub while a thread sleeps on one of its engines: the event is for both. */
+static void a_hub_tells_the_loop_and_the_thread(void)
+{
+    struct pvl_hub *hub;
+    int call = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+
+    engine->spin_ns = 0;
+    hub = pvl_hub_new(&fake.channel);
+    assert(hub && pvl_hub_join(hub, engine) == 0);
+    pvl_poke_at(engine, call);
+    for (int i = 0; i < 100; i++) {
+        int found = -1, what = 0, looked;
+        pthread_t thread;
+        uint64_t key;
+
+        armed(0); /* as the look before has left it */
+        pthread_create(&thread, NULL, one_read, &found);
+        while (!armed(1))
+            usleep(100);
+        usleep(500); /* until it sleeps, more often than not */
+        assert(deliver(1, IBV_WC_SUCCESS) == 1);
+        assert(pvl_hub_turn(hub, 1000) == 0);
+        key = pvl_hub_next(hub, &what);
+        assert(key == engine->key && what == PVL_WOKE_EVENT && pvl_hub_next(hub, &what) == 0);
+        looked = pvl_look(engine);
+        pthread_join(thread, NULL);
+        assert(found == 0);
+        if (looked == PVL_LOOKED_BUSY) { /* then it is told to look again */
+            eventfd_t pokes = 0;
+
+            assert(eventfd_read(call, &pokes) == 0 && pokes);
+        }
+    }
+    pvl_hub_leave(engine);
+    engine->hub = NULL;
+    pvl_hub_free(hub);
+    pvl_poke_at(engine, -1);
+    close(call);
+}
+
 #define TEST(name) {#name, name}
 static const struct {
     const char *name;
@@ -433,6 +495,7 @@ static const struct {
     TEST(waits_end_for_the_right_reason),
     TEST(threads_share_an_engine),
     TEST(stopping_wakes_who_waits),
+    TEST(a_hub_tells_the_loop_and_the_thread),
 };
 
 int main(int argc, char **argv)

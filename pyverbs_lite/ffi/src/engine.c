@@ -152,7 +152,9 @@ struct pvl_engine {
     int peer_fd;
     struct pvl_hub *hub; /* who reads the channel's events where several engines share it; or NULL. See hub.c */
     pthread_cond_t bell; /* the hub, or somebody else, has something for the thread that polls */
-    int rung;            /* PVL_WOKE_*: what for */
+    int rung;            /* PVL_WOKE_*: what for, to the thread that polls */
+    int told;            /* the same, to whoever turns the hub; apart, so that neither takes it from the other */
+    int missed;          /* a look found a thread polling, and left what there is to it */
     int listens;         /* the hub will ring when the peer says something */
     int poked;           /* since the hub has looked */
     int collected;       /* it is among those of hub->rung */
@@ -520,8 +522,10 @@ static void pvl_enter(struct pvl_engine *engine, int got, int poke)
         pvl_pump(engine);
     if (got)
         pvl_tell(engine);
-    if (got && poke)
+    if (poke && (got || engine->missed)) {
+        engine->missed = 0;
         pvl_poke(engine);
+    }
     if (engine->sleepers)
         pthread_cond_broadcast(&engine->news);
 }

@@ -150,6 +150,7 @@ static void pvl_hub_ring(struct pvl_hub *hub, struct pvl_engine *engine, int wha
     if (what == PVL_WOKE_PEER)
         engine->listens = 0; /* epoll tells of it once */
     pvl_ring(engine, what);
+    engine->told |= what;
     if (!hub->running && !engine->collected) {
         engine->collected = 1;
         engine->next_rung = hub->rung;
@@ -255,8 +256,8 @@ static uint64_t pvl_hub_next(struct pvl_hub *hub, int *what)
         key = engine->key;
         pthread_mutex_lock(&engine->lock);
         engine->collected = 0;
-        *what = engine->rung;
-        engine->rung = 0;
+        *what = engine->told;
+        engine->told = 0;
         pthread_mutex_unlock(&engine->lock);
     }
     pthread_mutex_unlock(&hub->lock);

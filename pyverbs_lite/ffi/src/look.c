@@ -7,7 +7,7 @@
 #define PVL_LOOKS 8 /* at most so many batches in one look, for the event loop has other things to do */
 
 #define PVL_LOOKED_PART 1 /* there may be more: look again */
-#define PVL_LOOKED_BUSY 2 /* another thread is polling; it enters what there is */
+#define PVL_LOOKED_BUSY 2 /* another thread is polling; it enters what there is, and pokes */
 
 /* Tell the event loop that a thread has entered completions, and maybe taken the events for them. Under the lock. */
 static void pvl_poke(struct pvl_engine *engine)
@@ -38,6 +38,7 @@ static int pvl_look(struct pvl_engine *engine)
     pthread_mutex_lock(&engine->lock);
     if (engine->stopped || engine->polling) {
         rc = engine->stopped ? -ESHUTDOWN : PVL_LOOKED_BUSY;
+        engine->missed = 1; /* that thread pokes when it is done, for it may not have armed the CQ again */
         pthread_mutex_unlock(&engine->lock);
         return rc;
     }
