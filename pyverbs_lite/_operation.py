@@ -6,7 +6,6 @@ import copy
 import itertools
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -88,11 +87,6 @@ class CachedRegion(TemporaryMR):
     def close(self) -> None:
         """End its use; safe to call again, and from any thread."""
         self._entry.leave(self._use)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_use"):  # an interrupt may have lost it on its way to an operation
-            with suppress(VerbsError):
-                self.close()
 
 
 class DeviceRegion(TemporaryMR):
