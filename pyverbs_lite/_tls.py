@@ -101,7 +101,7 @@ class Tls:
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self.ended = True
         except ssl.SSLError as error:
-            raise _meaning(error) from error
+            raise _meaning(error, self._established) from error
         return bytes(plain)
 
     def _advance(self) -> None:
@@ -118,13 +118,13 @@ class Tls:
                 "the peer closed the connection within the TLS handshake: is ssl_context= given on both sides?"
             ) from error
         except ssl.SSLError as error:
-            why, self._failed = _meaning(error), True
+            why, self._failed = _meaning(error, self._established), True
             self._farewell = _FAREWELL if isinstance(why, PeerProtocolError) else b""
             raise why from error
 
 
-def _meaning(error: ssl.SSLError) -> HandshakeError:
-    """Return the exception that says what an error of OpenSSL's means here."""
+def _meaning(error: ssl.SSLError, established: bool) -> HandshakeError:
+    """Return the exception that says what an error of OpenSSL's means, before or after the session is there."""
     reason = error.reason or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthenticationError(
@@ -135,7 +135,7 @@ def _meaning(error: ssl.SSLError) -> HandshakeError:
         return AuthenticationError("the peer showed no certificate, and ssl_context= demands one (load_cert_chain)")
     if "ALERT" in reason and any(word in reason for word in _ABOUT_IDENTITY):
         return AuthenticationError(f"the peer does not trust this side's certificate: {reason}")
-    if any(word in reason for word in _NO_TLS):
+    if not established and any(word in reason for word in _NO_TLS):
         return PeerProtocolError(f"the peer does not speak TLS: is ssl_context= given on both sides? ({reason})")
     if "ALERT_HANDSHAKE_FAILURE" in reason:
         return HandshakeError(f"TLS with the peer failed: no cipher is common, or it demands a certificate ({reason})")

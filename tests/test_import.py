@@ -3,6 +3,7 @@
 import ast
 import json
 import pydoc
+import re
 import subprocess
 import sys
 import sysconfig
@@ -146,7 +147,7 @@ def test_dir_and_help_show_what_was_not_imported_yet():
     assert {*pvl.__all__, "enums", "device"} <= set(dir(pvl))
     text = pydoc.plain(pydoc.render_doc(pvl))
     assert "class Connection(" in text
-    assert "connect(host: " in text
+    assert re.search(r"connect\(\s*host: ", text)  # newer versions break long signatures
     assert "class FlowSpecEth(" in text
 
 
