@@ -7,7 +7,7 @@ from array import array
 from functools import partial
 from typing import Any
 
-from pyverbs_lite.ffi import ffi, lib
+from pyverbs_lite.ffi import lib
 
 from .floor import SPIN, WRITE, Floor, paths
 from .pair import pairs
@@ -36,6 +36,7 @@ def main() -> None:
             "write": repeated(partial(left.write, remote, part)),
             "write bytes": repeated(partial(left.write, remote, message)),
             "start_write": _started(partial(left.start_write, remote, part)),
+            "prepared": repeated(left.prepare_write(remote, part).run),
             "fused": fused(left, part, remote),
             "two-sided": _messages(left, right, part),
         }
@@ -59,12 +60,11 @@ def _lists(floor: Floor, path: Any, size: int, count: int) -> int:
 
 def fused(conn, part, remote) -> Case:  # type: ignore[no-untyped-def]
     """Time the one C call that posts, waits and tells the status, with nothing around it."""
-    op = ffi.new("struct pvl_op *")
-    table, post = conn._engine._c, lib.pvl_move
-    args = (table, op, WRITE, part.mr._c, part.offset, SIZE, remote.addr, remote.rkey, 0, 1 << 30)
+    prepared = conn.prepare_write(remote, part)
+    raw, post = prepared._c, lib.pvl_again
 
-    def one() -> None:
-        if post(*args):
+    def one(prepared=prepared) -> None:  # type: ignore[no-untyped-def]  # it owns what the pointer leads to
+        if post(raw):
             raise RuntimeError("the null provider refused a write")
 
     return repeated(one)

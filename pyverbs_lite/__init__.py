@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         TMCaps,
         TSOCaps,
     )
+    from ._prepared import Prepared
     from ._stats import ConnectionStats
     from .ah import AH, ah_attr_from_wc
     from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
@@ -243,6 +244,7 @@ __all__ = [
     "PortEvent",
     "PortSpeed",
     "PortState",
+    "Prepared",
     "QPAttr",
     "QPAttrMask",
     "QPCap",

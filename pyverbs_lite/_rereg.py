@@ -174,3 +174,4 @@ class Reregistration(Resource):
             self._attach(pd)
             self._detach(self.pd)
             self.pd = pd
+        self._c.changes = (self._c.changes + 1) & 0xFFFFFFFF  # whoever has checked it does so again

@@ -24,13 +24,14 @@ C = ROOT / "tests" / "c"
 
 #: Instructions of one operation in C on the null provider, beyond those of a write in plain C, which are about 300.
 #: "list" is one entry of 64, and compared with nothing.
-INSTRUCTIONS = {"move": 275, "copy": 280, "send": 560, "recv": 205, "list": 125}
+INSTRUCTIONS = {"move": 275, "again": 290, "copy": 280, "send": 560, "recv": 205, "list": 125}
 
 #: Calls of Python functions and of C functions, and bytecodes, of one operation that is complete at once.
 PYTHON = {
     "write": (6, 5, 215),
     "write bytes": (7, 9, 240),
     "write, with a timeout": (10, 10, 300),
+    "prepared write": (1, 1, 30),
     "read": (7, 7, 250),
     "send": (5, 5, 175),
     "recv": (2, 3, 115),
@@ -76,6 +77,7 @@ def test_instructions_in_c(tmp_path: Path) -> None:
     assert 150 < floor < 450, "the yardstick itself has changed"
     counted = {
         "move": instructions(program, "move", "move") - floor,
+        "again": instructions(program, "again", "again") - floor,
         "copy": instructions(program, "copy", "copy") - floor,
         "send": instructions(program, "message", "send") - floor,
         "recv": instructions(program, "message", "recv") - floor,
@@ -125,6 +127,7 @@ PROGRAM = """
             "write bytes": counted(nothing, lambda: left.write(remote, data)),
             "write, with a timeout": counted(nothing, lambda: left.write(remote, part, timeout=1.0)),
             "read": counted(nothing, lambda: left.read(remote, part)),
+            "prepared write": counted(nothing, lambda run=left.prepare_write(remote, part).run: run()),
             "send": counted(nothing, lambda: (left.send(part), right.recv())[0]),
             "recv": counted(lambda: left.send(part), lambda: right.recv()),
         }))

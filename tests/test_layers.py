@@ -125,6 +125,7 @@ LAYERS = {
     "_establish": 4,
     "_handshake": 4,
     "_options": 4,
+    "_prepared": 4,
     "_requests": 4,
     "cm": 4,
     "connection": 4,

@@ -24,6 +24,7 @@ struct side {
 static struct side left, right;
 static struct pvl_op op;
 static struct pvl_memory *held;
+static struct pvl_prepared prepared;
 static struct pvl_box box;
 static uint64_t offsets[LIST], lengths[LIST];
 static char memory[1 << 16];
@@ -68,6 +69,11 @@ COUNTED count_move(void)
     return pvl_move(left.engine, &op, IBV_WR_RDMA_WRITE, held, 64, 64, 4096, 9, 0, 1000000);
 }
 
+COUNTED count_again(void)
+{
+    return pvl_again(&prepared);
+}
+
 COUNTED count_copy(void)
 {
     return pvl_move_copy(left.engine, &op, IBV_WR_RDMA_WRITE, memory, 64, 4096, 9, 0, 1000000);
@@ -109,6 +115,10 @@ int main(int argc, char **argv)
     join(&left, &right);
     join(&right, &left);
     held = pvl_memory_new((uintptr_t)memory, 3);
+    prepared = (struct pvl_prepared){
+        .engine = left.engine, .op = &op, .memory = held, .offset = 64, .remote_addr = 4096, .length = 64, .rkey = 9,
+        .opcode = IBV_WR_RDMA_WRITE, .slice_ns = 1000000, .heard = left.engine->heard,
+    };
     for (int i = 0; i < LIST; i++)
         offsets[i] = (uint64_t)i * 128, lengths[i] = 64; /* no two continue each other */
     for (int i = 0; i < times && !failed; i++) {
@@ -116,6 +126,8 @@ int main(int argc, char **argv)
             failed = count_floor();
         else if (!strcmp(name, "move"))
             failed = count_move();
+        else if (!strcmp(name, "again"))
+            failed = count_again();
         else if (!strcmp(name, "copy"))
             failed = count_copy();
         else if (!strcmp(name, "list"))

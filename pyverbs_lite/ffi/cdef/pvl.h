@@ -28,6 +28,9 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_SEVERAL ...
 #define PVL_NOTHING ...
 #define PVL_LONG ...
+#define PVL_BUSY ...
+#define PVL_LATE ...
+#define PVL_CHECK ...
 #define PVL_BOX_BYTES ...
 #define PVL_MORE ...
 #define PVL_UNTIL_FEW ...
@@ -56,6 +59,7 @@ struct pvl_op {
 struct pvl_memory {
     uint64_t addr;
     uint32_t lkey;
+    uint32_t changes;
     ...;
 };
 struct pvl_box {
@@ -204,6 +208,23 @@ int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pv
              uint32_t length, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
 int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                   uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
+struct pvl_prepared {
+    struct pvl_engine *engine;
+    struct pvl_op *op;
+    struct pvl_memory *memory;
+    uint64_t offset;
+    uint64_t remote_addr;
+    uint32_t length;
+    uint32_t rkey;
+    uint32_t imm;
+    int32_t opcode;
+    int64_t slice_ns;
+    uint32_t heard;
+    uint32_t changes;
+    ...;
+};
+int pvl_again(struct pvl_prepared *prepared);
+int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns);
 struct pvl_memory *pvl_memory_new(uint64_t addr, uint32_t lkey);
 void pvl_memory_put(struct pvl_memory *memory);
 uint32_t pvl_memory_used(const struct pvl_memory *memory);

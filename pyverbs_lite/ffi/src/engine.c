@@ -29,6 +29,11 @@
 #define PVL_NOTHING (-7) /* there is none */
 #define PVL_LONG (-8)    /* pvl_recv(): it is longer than a box, and was left where it is */
 
+/* What running a prepared operation may come to, beside. */
+#define PVL_BUSY (-9)   /* another thread is in it */
+#define PVL_LATE (-10)  /* what an earlier run posted is still in flight */
+#define PVL_CHECK (-11) /* the peer had news, or the memory was registered anew: it has to be checked again */
+
 /* What pvl_progress() waits for. */
 #define PVL_UNTIL_FEW 0     /* at most `few` requests of the operation are in flight */
 #define PVL_UNTIL_ARRIVAL 1 /* a message has arrived, or none can any more */
@@ -48,7 +53,8 @@ struct pvl_memory {
     uint32_t users;
     uint32_t closing; /* nobody may become a user any more */
     uint32_t lkey;
-    uint64_t addr; /* as SGEs name it */
+    uint32_t changes; /* how often it was registered anew */
+    uint64_t addr;    /* as SGEs name it */
 };
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
@@ -731,15 +737,12 @@ static void pvl_glance(struct pvl_engine *engine)
         pvl_enter(engine, got, 1);
 }
 
-/* Post one request, wait until it is complete, and say whether it went well: all in one call; see pvl_move(). */
-static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory, const struct pvl_ask *ask,
-                   int64_t timeout_ns)
+/* What pvl_run() does; under the lock. */
+static int pvl_run_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory,
+                          const struct pvl_ask *ask, int64_t timeout_ns)
 {
     int rc;
 
-    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
-        return PVL_STOPPED; /* in a forked child the lock may be that of a thread that is not there */
-    pthread_mutex_lock(&engine->lock);
     if (engine->over)
         rc = PVL_STOPPED;
     else if (engine->framing.no_imm && ask->opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
@@ -753,6 +756,19 @@ static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memo
         if (op->posted != op->done || op->status)
             rc = PVL_PENDING;
     }
+    return rc;
+}
+
+/* Post one request, wait until it is complete, and say whether it went well: all in one call; see pvl_move(). */
+static int pvl_run(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory, const struct pvl_ask *ask,
+                   int64_t timeout_ns)
+{
+    int rc;
+
+    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
+        return PVL_STOPPED; /* in a forked child the lock may be that of a thread that is not there */
+    pthread_mutex_lock(&engine->lock);
+    rc = pvl_run_locked(engine, op, memory, ask, timeout_ns);
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
@@ -785,6 +801,60 @@ static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcod
     };
 
     return pvl_run(engine, op, NULL, &ask, timeout_ns);
+}
+
+/* A move that was checked and is made again and again. Python owns this, and what it points to. */
+struct pvl_prepared {
+    struct pvl_engine *engine;
+    struct pvl_op *op;
+    struct pvl_memory *memory;
+    uint64_t offset;
+    uint64_t remote_addr;
+    uint32_t length;
+    uint32_t rkey;
+    uint32_t imm;
+    int32_t opcode;
+    int64_t slice_ns; /* how long one wait of pvl_again() may last */
+    uint32_t heard;   /* engine->heard and memory->changes when it was checked */
+    uint32_t changes;
+    int32_t running; /* a thread is in it; under the lock */
+};
+
+/* Make a prepared move once, as pvl_move() does; or PVL_BUSY, PVL_LATE, PVL_CHECK, and then nothing was posted. */
+static int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns)
+{
+    struct pvl_engine *engine = prepared->engine;
+    struct pvl_memory *memory = prepared->memory;
+    struct pvl_op *op = prepared->op;
+    int rc;
+
+    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
+        return PVL_STOPPED; /* see pvl_run() */
+    pthread_mutex_lock(&engine->lock);
+    if (prepared->running) {
+        rc = PVL_BUSY;
+    } else if (op->posted != op->done) {
+        rc = PVL_LATE;
+    } else if (prepared->heard != engine->heard || prepared->changes != memory->changes) {
+        rc = PVL_CHECK;
+    } else {
+        const struct pvl_ask ask = {
+            .opcode = prepared->opcode, .addr = memory->addr + prepared->offset, .length = prepared->length,
+            .lkey = memory->lkey, .remote_addr = prepared->remote_addr, .rkey = prepared->rkey, .imm = prepared->imm,
+        };
+
+        prepared->running = 1;
+        rc = pvl_run_locked(engine, op, memory, &ask, timeout_ns);
+        prepared->running = 0;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* The same with the wait that was prepared: one pointer is all that crosses from Python. */
+static int pvl_again(struct pvl_prepared *prepared)
+{
+    return pvl_again_within(prepared, prepared->slice_ns);
 }
 
 /*
