@@ -239,6 +239,7 @@ class Peer:
         buffers: the peer's named buffers, as of the last ``read``.
         withdrawn: the remote keys that it took back, each with its buffer's name; only the last, of very many.
         domain: which protection domain it registers its memory in, or 0 where it has not said.
+        connection: the same for what it registers for this connection alone.
         heard: how many pieces of news there were.
     """
 
@@ -246,7 +247,7 @@ class Peer:
         self.control = control
         self.buffers: dict[str, RemoteBuffer] = {}
         self.withdrawn: dict[int, str] = {}
-        self.domain = 0
+        self.domain = self.connection = 0
         self.heard = 0
         self._over: VerbsError | None = None
 
@@ -269,7 +270,8 @@ class Peer:
         if isinstance(event, BufferAdded):
             self._forget(event.buffer.name)
             self.withdrawn.pop(event.buffer.rkey, None)
-            self.buffers[event.buffer.name] = replace(event.buffer, domain=self.domain, owner=self.control.peer)
+            domain = self.connection if event.passing else self.domain
+            self.buffers[event.buffer.name] = replace(event.buffer, domain=domain, owner=self.control.peer)
         elif isinstance(event, BufferWithdrawn):
             self._forget(event.name)
         elif isinstance(event, DomainNamed):

@@ -140,6 +140,8 @@ def unpack(layout: str, payload: bytes | bytearray) -> dict[str, Any]:
 # The wire has its own codes, so that it does not change where a C enum does.
 _LINK_LAYERS = {LinkLayer.INFINIBAND: 1, LinkLayer.ETHERNET: 2}
 _ACCESS = {AccessFlags.REMOTE_READ: 1, AccessFlags.REMOTE_WRITE: 2, AccessFlags.REMOTE_ATOMIC: 4}
+#: Beside those: the buffer ends with the connection, though the domain goes on.
+_PASSING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class BufferAdded:
     """The peer named a buffer, or registered a named one anew: drop what was known under that name."""
 
     buffer: RemoteBuffer
+    passing: bool = False  # it ends with the connection, and is not of all in the domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +235,13 @@ def _unpack_hello(payload: bytes) -> HelloReceived:
     return HelloReceived(Endpoint(**record))
 
 
-def pack_buffer(buffer: RemoteBuffer) -> bytes:
+def pack_buffer(added: BufferAdded) -> bytes:
     """Return the payload of a BUFFER.
 
     Raises:
         ValueError: the peer could never use it, or its name does not fit.
     """
+    buffer = added.buffer
     if buffer.rkey == 0 or buffer.access == AccessFlags(0):
         raise ValueError(
             f"{buffer} has no remote access flag: the peer could never use it (register it with REMOTE_READ,"
@@ -247,16 +251,16 @@ def pack_buffer(buffer: RemoteBuffer) -> bytes:
     checked_int(len(name), 1, MAX_NAME, "the length of the buffer's name in UTF-8")
     # No bit means "not known": a buffer that allows nothing was refused above.
     access = sum(bit for flag, bit in _ACCESS.items() if flag in (buffer.access or AccessFlags(0)))
-    return _BUFFER.pack(buffer.addr, buffer.length, buffer.rkey, access) + name
+    return _BUFFER.pack(buffer.addr, buffer.length, buffer.rkey, access | _PASSING * added.passing) + name
 
 
 def _unpack_buffer(payload: bytes) -> BufferAdded:
     record = unpack("BUFFER", payload)
     checked_int(record["rkey"], 1, 2**32 - 1, "rkey", "0 is the rkey of memory without remote access")
-    bits = checked_int(record["access"], 0, sum(_ACCESS.values()), "access")
+    bits = checked_int(record["access"], 0, sum(_ACCESS.values()) | _PASSING, "access")
     flags = [flag for flag, bit in _ACCESS.items() if bits & bit]
     record["access"] = reduce(operator.or_, flags) if flags else None
-    return BufferAdded(RemoteBuffer(**record, name=_text("name", payload[_BUFFER.size :])))
+    return BufferAdded(RemoteBuffer(**record, name=_text("name", payload[_BUFFER.size :])), bool(bits & _PASSING))
 
 
 def _unpack_domain(payload: bytes) -> DomainNamed:

@@ -234,6 +234,11 @@ class Link:
         return AccessFlags.LOCAL_WRITE
 
     @property
+    def told_domain(self) -> int:
+        """What the peer knows the memory as that is registered for this connection."""
+        return self.pd.domain
+
+    @property
     def _told_qp_num(self) -> int:
         return self.qp.qp_num
 
@@ -299,6 +304,7 @@ class Link:
             HandshakeError: they cannot talk to each other.
         """
         self.remote = remote
+        self.peer.connection = remote.nonce or 1
         agreed = negotiate(self.endpoint, remote)
         longest = min(agreed.max_send_size, agreed.max_rdma_size - HEADER)
         self.agreed: Negotiated = replace(agreed, max_send_size=longest)

@@ -82,6 +82,8 @@ class Registry:
         named: name -> region or grant: what the peer knows.
     """
 
+    #: Whether what is registered here ends before the domain does.
+    passing = False
     __slots__ = ("_engine", "_kept", "_peer", "_remote_access", "_room", "_silent", "named", "naming", "pd")
 
     def __init__(self, pd: PD, engine: Engine, peer: Peer, remote_access: AccessFlags) -> None:
@@ -164,7 +166,7 @@ class Registry:
         with self.naming:
             region.name = name  # before it is entered, for whoever closes it after an interrupt to take that back
             self._enter(name, region)
-            self._peer.say(lambda channel: channel.buffer(remote))
+            self._peer.say(lambda channel: channel.buffer(remote, passing=self.passing))
         self._peer.control.flush(deadline)
         self._engine.take_news()
 

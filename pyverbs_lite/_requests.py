@@ -42,7 +42,7 @@ class Mover:
         self._max_send_size = link.agreed.max_send_size
         self._max_piece = min(link.agreed.max_rdma_size, _MAX_PIECE)
         self._read_depth = link.agreed.max_rd_atomic
-        self._domain = link.peer.domain
+        self._domains = {link.peer.domain, link.peer.connection}
         self._withdrawn = link.peer.withdrawn
 
     def _source(self, data: Memory | MR | MRSlice) -> Source:
@@ -212,18 +212,18 @@ class Mover:
         return (
             type(remote) is RemoteBuffer
             and remote._bits & bit != 0
-            and (remote.domain == 0 or (remote.domain == self._domain and remote.rkey not in self._withdrawn))
+            and (remote.domain == 0 or (remote.domain in self._domains and remote.rkey not in self._withdrawn))
         )
 
     def _check_remote(self, remote: RemoteBuffer, flag: AccessFlags, operation: str) -> None:
         if not isinstance(remote, RemoteBuffer):
             raise TypeError(f"{operation} needs a RemoteBuffer, such as conn.remote[name], not {remote!r}")
         remote.require(flag, operation)
-        if remote.domain and (remote.domain != self._domain or remote.rkey in self._withdrawn):
+        if remote.domain and (remote.domain not in self._domains or remote.rkey in self._withdrawn):
             self._refuse_stale(remote, operation)
 
     def _refuse_stale(self, remote: RemoteBuffer, operation: str) -> None:
-        if remote.domain != self._domain:
+        if remote.domain not in self._domains:
             this = self._link.peer.control.peer
             why = f"the connection that it came from is over, or another than this one with {this}"
         elif self._withdrawn.get(remote.rkey) == remote.name:

@@ -213,6 +213,7 @@ class Shared:
 class _Registry(Registry):
     """The registered memory of one connection of a server, whose names are not those of the server's buffers."""
 
+    passing = True
     __slots__ = ("_shared",)
 
     def __init__(self, shared: Shared, engine: Engine, peer: Peer, remote_access: AccessFlags) -> None:
@@ -267,6 +268,11 @@ class ServerLink(Link):
     def introduce(self, settings: Settings, deadline: Deadline) -> None:
         """Queue this side's record, and the server's buffers."""
         self._shared.introduce(self)
+
+    @property
+    def told_domain(self) -> int:
+        """What its peer knows the memory as that is registered for this connection."""
+        return self.endpoint.nonce or 1
 
     def _registry(self, remote_access: AccessFlags) -> Registry:
         return _Registry(self._shared, self.engine, self.peer, remote_access)

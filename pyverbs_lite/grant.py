@@ -106,7 +106,7 @@ class Grant:
             except VerbsError:  # a request still in flight holds it
                 link.registry.keep(mw)
             raise
-        self.remote = RemoteBuffer(self.addr, self.rkey, self.length, "", access, domain=link.pd.domain)
+        self.remote = RemoteBuffer(self.addr, self.rkey, self.length, "", access, domain=link.told_domain)
 
     @property
     def closed(self) -> bool:
@@ -198,7 +198,7 @@ def make_grant(link: Link, memory: MR | MRSlice, access: AccessFlags, name: str 
         except BaseException:
             grant.revoke()
             raise
-        grant.remote = RemoteBuffer(grant.addr, grant.rkey, grant.length, name, access, domain=link.pd.domain)
+        grant.remote = RemoteBuffer(grant.addr, grant.rkey, grant.length, name, access, domain=link.told_domain)
     return grant
 
 

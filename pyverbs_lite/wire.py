@@ -263,14 +263,18 @@ class Channel:
         """Queue which protection domain this side registers its memory in, before the first buffer: 64 bits, not 0."""
         self._say(FrameType.DOMAIN, DomainNamed(domain), DOMAIN.pack(domain))
 
-    def buffer(self, buffer: RemoteBuffer) -> None:
+    def buffer(self, buffer: RemoteBuffer, *, passing: bool = False) -> None:
         """Queue a named buffer that the peer may use; a name used before is replaced.
+
+        Args:
+            passing: whether it ends with the connection, where others of the domain do not.
 
         Raises:
             ValueError: the peer could never use it, or its name does not fit.
 
         """
-        self._say(FrameType.BUFFER, BufferAdded(buffer), pack_buffer(buffer))
+        added = BufferAdded(buffer, passing)
+        self._say(FrameType.BUFFER, added, pack_buffer(added))
 
     def withdraw(self, name: str) -> None:
         """Queue that a named buffer goes away."""

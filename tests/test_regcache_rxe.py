@@ -418,6 +418,7 @@ LIMITED = """
     import numpy as np
     import pyverbs_lite as pvl
 
+    pvl.Pool  # loaded while whoever runs this may read its file
     with pvl.open_device() as context, context.alloc_pd() as pd, pvl.RegistrationCache(pd) as cache:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (400_000, 400_000))
         os.setresuid(65534, 65534, 65534)  # without CAP_IPC_LOCK

@@ -483,6 +483,35 @@ def test_buffers_are_registered_once_and_offered_to_all(no_leaks: None) -> None:
         server.register(bytearray(8), name="too late")
 
 
+def test_what_was_one_connections_is_stale_at_the_next_and_what_is_the_servers_is_not(no_leaks: None) -> None:
+    kept = []
+
+    def serve(conn: pvl.Connection) -> None:
+        access = pvl.AccessFlags.REMOTE_READ | pvl.AccessFlags.MW_BIND
+        own = conn.register(bytearray(b"for one peer"), name="mine", access=access)
+        with conn.grant(own[4:7], name="part"):
+            conn.recv(timeout=20)
+
+    with pvl.Server("127.0.0.1", 0, serve, buffers={"all": bytearray(b"for everybody")}) as server:
+        server.start()
+        for _ in range(2):
+            with connect(server) as conn:
+                mine, part, shared = (conn.remote.wait(name, 20) for name in ("mine", "part", "all"))
+                assert mine.domain == part.domain not in (0, shared.domain)
+                assert [conn.read(remote) for remote in (mine, part, shared)] == [
+                    b"for one peer",
+                    b"one",
+                    b"for everybody",
+                ]
+                for old in kept[:2]:
+                    with pytest.raises(pvl.StaleBufferError, match="is over, or another"):
+                        conn.read(old)
+                for old in kept[2:]:
+                    assert conn.read(old) == b"for everybody"
+                conn.send(b"done")
+            kept = [mine, part, shared]
+
+
 def test_a_name_is_the_servers_or_a_connections() -> None:
     with pvl.Server(HERE, 0, echo, buffers={"taken": bytearray(8)}, **SMALL) as server:
         server.start()
@@ -683,7 +712,11 @@ def test_a_forked_child_leaves_it_alone() -> None:
                 print(bytes(conn.recv(timeout=20)))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'still'\n", "")
 

@@ -341,6 +341,14 @@ def test_a_name_used_again_replaces_and_a_withdrawn_one_may_return():
     ]
 
 
+def test_a_buffer_may_end_before_its_domain():
+    sender = Channel()
+    sender.hello(ENDPOINT)
+    sender.buffer(KV, passing=True)
+    sender.buffer(replace(KV, name="other"))
+    assert hear(sender.data_to_send())[1:] == [BufferAdded(KV, passing=True), BufferAdded(replace(KV, name="other"))]
+
+
 # -- what a peer must not say ------------------------------------------------------------------------------------------
 
 
@@ -383,7 +391,7 @@ def test_a_zero_lid_is_refused_on_infiniband_only():
     ("payload", "text"),
     [
         (put(BUFFER_PAYLOAD, "BUFFER", "rkey", 0), "rkey is 0, outside 1.."),
-        (put(BUFFER_PAYLOAD, "BUFFER", "access", 8), "access is 8, outside 0..7"),
+        (put(BUFFER_PAYLOAD, "BUFFER", "access", 16), "access is 16, outside 0..15"),
         (put(BUFFER_PAYLOAD, "BUFFER", "length", (1 << 64) - 1), "length is 18446744073709551615"),
         (BUFFER_PAYLOAD[:-2] + b"\xff\xfe", r"name is b'\xff\xfe', which is not UTF-8"),
         (BUFFER_PAYLOAD[:-2], "length is 24, outside 25..279"),

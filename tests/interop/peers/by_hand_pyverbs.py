@@ -42,7 +42,8 @@ class Verbs:
     def connect(self, gid, qpn, rq_psn, sq_psn):
         attr = QPAttr(port_num=1, path_mtu=e.IBV_MTU_1024)
         attr.qp_access_flags = ACCESS
-        route = GlobalRoute(dgid=GID(ipaddress.IPv6Address(gid).exploded), sgid_index=self.gid_index, hop_limit=64)
+        groups = ipaddress.IPv6Address(gid).packed.hex(":", 2)  # exploded has an IPv4 tail, since Python 3.13
+        route = GlobalRoute(dgid=GID(groups), sgid_index=self.gid_index, hop_limit=64)
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
         attr.dest_qp_num, attr.rq_psn, attr.sq_psn = qpn, rq_psn, sq_psn
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
