@@ -51,7 +51,7 @@ _LONG = 3600.0
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
 _LAST_ACK_NS = 50_000_000
-_move, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
+_move, _move_on, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_on, lib.pvl_move_copy, ffi.from_buffer
 _PENDING = lib.PVL_PENDING
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -87,7 +87,7 @@ class Engine(Resource):
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
         self.hub = hub
         self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
-        self._c.spin_ns = _SPIN_NS
+        self._c.spin_ns, self._c.slice_ns = _SPIN_NS, _SLICE_NS
         self._c.cell_size = staging.length // send_slots
         self._c.cell_addr, self._c.cell_lkey = staging.addr, staging.lkey
         self._c.max_inline = min(qp.cap.max_inline_data, self._c.cell_size)
@@ -146,7 +146,6 @@ class Engine(Resource):
             addr, rkey: of the peer's memory.
         """
         deadline = None if timeout is None else Deadline(timeout)
-        wait = _SLICE_NS if deadline is None else self._slice(deadline)
         mr = part.mr
         try:
             op = self._idle.pop()
@@ -156,7 +155,11 @@ class Engine(Resource):
             if part._recycled:
                 op.regions = (mr,)
                 mr._holders.add(op.serial)
-            rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
+            if deadline is None and not imm:
+                rc = _move_on(op.c, opcode, mr._c, part.offset, part.length, addr, rkey)
+            else:
+                wait = _SLICE_NS if deadline is None else self._slice(deadline)
+                rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
         except BaseException:
             self._leave(op, mr)
             raise
@@ -223,6 +226,7 @@ class Engine(Resource):
     def _pooled(self) -> Operation:
         op = Operation((), None)
         op.running = False
+        op.c.engine = self._c
         self._pool[op] = None
         return op
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "ConnectionInfo", "LentMessage", "Message", "connect"]
 
 
+_REMOTE_WRITE = int(AccessFlags.REMOTE_WRITE)
 _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM = map(
     int, (WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM)
 )
@@ -83,6 +84,9 @@ class Connection(Receiver, Starter, Preparer):
 
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
+        if imm is None and type(data) is MRSlice and data.length <= self._longest and data.mr.pd is self._pd:
+            self._engine.move("send", _SEND, data, 0, 0, 0, timeout)
+            return
         opcode = _SEND if imm is None else _SEND_WITH_IMM
         self._move("send", opcode, self._to_send(data), timeout, 0, 0, imm)
 
@@ -127,6 +131,19 @@ class Connection(Receiver, Starter, Preparer):
 
         Verb: ibv_post_send (RDMA_WRITE, RDMA_WRITE_WITH_IMM)
         """
+        # Most writes: what ``_to_write`` looks at, too, without its calls. Whether the region is closed, C looks at.
+        if (
+            type(data) is MRSlice
+            and type(remote) is RemoteBuffer
+            and imm is None
+            and data.length <= remote.length
+            and data.length <= self._max_piece
+            and remote._bits & _REMOTE_WRITE
+            and data.mr.pd is self._pd
+            and (not (domain := remote.domain) or (domain in self._domains and remote.rkey not in self._withdrawn))
+        ):
+            self._engine.move("write", _WRITE, data, remote.addr, remote.rkey, 0, timeout)
+            return
         source = self._to_write(remote, data)
         opcode = _WRITE if imm is None else _WRITE_WITH_IMM
         self._move("write", opcode, source, timeout, remote.addr, remote.rkey, imm)

@@ -28,12 +28,12 @@ INSTRUCTIONS = {"move": 275, "again": 290, "copy": 280, "send": 560, "recv": 205
 
 #: Calls of Python functions and of C functions, and bytecodes, of one operation that is complete at once.
 PYTHON = {
-    "write": (6, 5, 215),
+    "write": (2, 3, 150),
     "write bytes": (7, 9, 240),
-    "write, with a timeout": (10, 10, 300),
+    "write, with a timeout": (6, 8, 250),
     "prepared write": (1, 1, 30),
     "read": (7, 7, 250),
-    "send": (5, 5, 175),
+    "send": (2, 3, 115),
     "recv": (2, 3, 115),
 }
 

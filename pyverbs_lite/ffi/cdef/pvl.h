@@ -55,6 +55,7 @@ struct pvl_op {
     uint32_t left;
     void *fetch;
     uint64_t result;
+    struct pvl_engine *engine;
 };
 struct pvl_memory {
     uint64_t addr;
@@ -160,6 +161,7 @@ struct pvl_engine {
     int stopped;
     int peer_fd;
     int64_t spin_ns;
+    int64_t slice_ns;
     uint32_t send_slots;
     uint32_t in_flight;
     uint32_t free_count;
@@ -206,6 +208,8 @@ int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int stage
              uint64_t swap, int64_t timeout_ns);
 int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset,
              uint32_t length, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
+int pvl_move_on(struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset, uint32_t length,
+                uint64_t remote_addr, uint32_t rkey);
 int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                   uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
 struct pvl_prepared {

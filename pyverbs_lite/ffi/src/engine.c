@@ -68,6 +68,7 @@ struct pvl_op {
     uint32_t left;   /* 1 while a list has entries that are not posted yet */
     void *fetch;     /* where a staged read goes, or NULL */
     uint64_t result; /* what an atomic returned */
+    struct pvl_engine *engine; /* of one that is used by pvl_move_on() */
 };
 
 /* One request that an operation asks for; see pvl_post(). */
@@ -169,6 +170,7 @@ struct pvl_engine {
     uint64_t key;
     int poke_fd; /* an eventfd of an event loop's, or -1: see look.c */
     int64_t spin_ns; /* how long a wait may spin before it sleeps */
+    int64_t slice_ns; /* how long one without a timeout may last */
 
     uint32_t send_slots;
     uint32_t in_flight;
@@ -791,7 +793,14 @@ static int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, st
     return pvl_run(engine, op, memory, &ask, timeout_ns);
 }
 
-/* The same for memory of any kind, which is copied into the cell of the request's slot. */
+/* The same without an immediate and without a timeout, which is so most often: each argument from Python costs time. */
+static int pvl_move_on(struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset, uint32_t length,
+                       uint64_t remote_addr, uint32_t rkey)
+{
+    return pvl_move(op->engine, op, opcode, memory, offset, length, remote_addr, rkey, 0, op->engine->slice_ns);
+}
+
+/* The same as pvl_move() for memory of any kind, which is copied into the cell of the request's slot. */
 static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                          uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns)
 {
