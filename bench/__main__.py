@@ -28,7 +28,7 @@ ROOT = HERE.parent
 _RESULTS = HERE / "results.json"
 _DOCS = ROOT / "docs"
 #: Seconds after which the guest is given up.
-_LIMIT = 420
+_LIMIT = 540
 #: What is counted and not timed, so once is enough: with so many connections.
 _COUNTED = {"memory": 500, "calls of a life": 1}
 

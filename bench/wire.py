@@ -25,7 +25,7 @@ from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of, paths
 from .layer import Worker, peer_workers
 from .life import ENOUGH
 from .pair import pairs
-from .rounds import Timed, Unmeasured, measure
+from .rounds import Timed, Unmeasured, Whole, measure
 
 #: Sizes of the plots, in bytes; those of the goals are among them.
 SIZES = (8, 64, 512, 4096, 1 << 15, 1 << 16, 1 << 18, 1 << 20, 1 << 23)
@@ -172,7 +172,7 @@ def latencies(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...])
                     f"write {size} one: pvl": loop(partial(left.write, place, part)),
                     f"read {size} one: c": partial(_one, floor, path, READ, size),
                     f"read {size} one: pvl": loop(partial(left.read, place, part)),
-                    f"read {size} one: perftest": partial(_perftest_lat, size),
+                    f"read {size} one: perftest": Whole(partial(_perftest_lat, size)),
                 },
                 rounds,
                 seconds,
@@ -201,7 +201,7 @@ def bandwidth(
                 name = f"{word} {size} window"
                 cases[f"{name}: c"] = partial(_window, floor, path, opcode, size)
                 cases[f"{name}: pvl"] = partial(_many, many, remote, region, size)
-                cases[f"{name}: perftest"] = partial(_perftest_bw, f"ib_{word}_bw", size)
+                cases[f"{name}: perftest"] = Whole(partial(_perftest_bw, f"ib_{word}_bw", size))
                 for peer, worker in peers.items():
                     if word == "write" and f"window {size}" in worker.names:
                         cases[f"{name}: {peer}"] = partial(worker.run, f"window {size}")
@@ -220,24 +220,29 @@ def _many(many: Callable[..., None], remote: pvl.RemoteBuffer, region: pvl.MR, s
     return time.perf_counter_ns() - start
 
 
-def _perftest_bw(tool: str, size: int, count: int) -> float:
+def _perftest_bw(tool: str, size: int) -> float:
     """Run a bandwidth test; its own average decides, so that its start is not part of the figure.
 
     Both ends are on one CPU. There, reads fare best with events, which ib_write_bw refuses.
     """
-    turns = min(max(count, 2 * WINDOW), 20000)
+    turns = min(max(_turns(0.2, 5000, size), 2 * WINDOW), 20000)
     more = ["-e", "-o", "16"] if "read" in tool else []
     average = _perftest(tool, size, [*more, "-n", str(turns), "-t", str(WINDOW)], r"[\d.]+ +([\d.]+)")
-    return size / (average * (1 << 20)) * 1e9 * count
+    return size / (average * (1 << 20)) * 1e9
 
 
-def _perftest_lat(size: int, count: int) -> float:
+def _perftest_lat(size: int) -> float:
     """Run ib_read_lat, whose typical time decides.
 
     Its sisters for writes and for messages spin at both ends: on one CPU they measure the scheduler.
     """
-    turns = str(min(max(count, 20), 1000))
-    return _perftest("ib_read_lat", size, ["-n", turns], r"[\d.]+ +[\d.]+ +([\d.]+)") * 1e3 * count
+    turns = str(min(max(_turns(0.1, 17000, size), 20), 1000))
+    return _perftest("ib_read_lat", size, ["-n", turns], r"[\d.]+ +[\d.]+ +([\d.]+)") * 1e3
+
+
+def _turns(seconds: float, nanoseconds: int, size: int) -> int:
+    """Return about how many operations take so long, of which each costs so much and 1.6 ns more for every byte."""
+    return int(seconds * 1e9 / (nanoseconds + 1.6 * size))
 
 
 def _perftest(tool: str, size: int, more: list[str], wanted: str) -> float:
