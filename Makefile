@@ -52,7 +52,7 @@ PURE_MODULES := errors _homes enums/* _access _arena _args _auth _buddy _buffer 
 	_accelerator _dlpack _keeper
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
 
-bench: $(VENV)/benched ## everything measured beside C and the peers; writes docs/performance.md (five to six minutes)
+bench: $(VENV)/benched ## everything measured beside C and the peers; writes docs/performance.md (about five minutes)
 	$(BIN)/python -m bench
 
 bench-quick: $(VENV)/benched ## what the layer costs beside C and the peers, without a device (half a minute)
