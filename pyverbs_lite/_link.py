@@ -18,13 +18,13 @@ from ._hub import Hub
 from ._made import Made
 from ._options import Options
 from ._receives import Receives
-from ._registry import REMOTE, Registry
+from ._registry import Registry, allowed
 from ._settings import Settings, owner_of
 from .attr import AHAttr, GlobalRoute, QPCap
 from .comp_channel import CompChannel
 from .device import Context, DeviceAttr, PortAttr, open_device
 from .endpoint import Endpoint, Negotiated, negotiate, random_bits
-from .enums import MTU, AccessFlags, AtomicCap, LinkLayer, PortState, QPType, TransportType
+from .enums import MTU, AccessFlags, LinkLayer, PortState, QPType, TransportType
 from .errors import (
     ClosedError,
     DeviceNotFoundError,
@@ -225,8 +225,7 @@ class Link:
     @property
     def remote_access(self) -> AccessFlags:
         """What the device lets a peer do at all."""
-        atomics = self.context.query_device().atomic_cap != AtomicCap.NONE
-        return REMOTE if atomics else REMOTE & ~AccessFlags.REMOTE_ATOMIC
+        return allowed(self.context.query_device())
 
     @property
     def read_access(self) -> AccessFlags:

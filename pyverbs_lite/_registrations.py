@@ -23,6 +23,7 @@ from ._keeper import EXPORTERS, Keeper, keeper_of
 from .enums import AccessFlags
 from .errors import ClosedError, VerbsError
 from .ffi import CData, ffi, lib
+from .remote import REMOTE
 
 __all__ = ["OUT_OF_MEMORY", "Entry", "Register", "Store", "relieve"]
 
@@ -37,7 +38,7 @@ _MOST_LOOKS = 8
 OUT_OF_MEMORY = (errno.ENOMEM, errno.EAGAIN)
 # As plain numbers, for the operators of an IntFlag are written in Python.
 _LOCAL_WRITE = int(AccessFlags.LOCAL_WRITE)
-_REMOTE = int(AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC)
+_REMOTE = int(REMOTE)
 
 
 class Entry:

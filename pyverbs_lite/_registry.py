@@ -11,20 +11,19 @@ from ._buffer import Memory, look_at
 from ._control import Peer
 from ._engine import Engine
 from ._settings import Settings, check_name
-from .enums import AccessFlags
+from .device import DeviceAttr
+from .enums import AccessFlags, AtomicCap
 from .errors import ClosedError, HandshakeError, StateError
 from .ffi import lib
 from .mr import MR
 from .pd import PD
-from .remote import RemoteBuffer
+from .remote import REMOTE, RemoteBuffer
 
 if TYPE_CHECKING:
     from .pool import Pool
 
-__all__ = ["REMOTE", "Named", "NamedMR", "Registry"]
+__all__ = ["KeepsAlive", "Named", "NamedMR", "Registry", "allowed", "offered"]
 
-#: All that a peer can be allowed.
-REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 #: So many things are kept before it is looked whether some of them are closed.
 _FEW = 16
 
@@ -70,7 +69,42 @@ class NamedMR(MR):
         self.__dict__.pop("source", None)  # the buffer is nobody's concern here any more
 
 
-class Registry:
+class KeepsAlive:
+    """Keeps things alive until they are closed.
+
+    Attributes:
+        naming: the lock of it.
+    """
+
+    __slots__ = ("_kept", "_room", "naming")
+
+    def __init__(self) -> None:
+        self.naming = threading.RLock()
+        self._kept: list[Kept] = []
+        self._room = _FEW
+
+    def keep(self, thing: Kept) -> None:
+        """Keep something alive until it is closed."""
+        with self.naming:
+            if len(self._kept) >= self._room:  # so seldom that each of many thousands costs the same
+                self._kept = [kept for kept in self._kept if not kept.closed]
+                self._room = max(_FEW, 2 * len(self._kept))
+            self._kept.append(thing)
+
+
+def allowed(limits: DeviceAttr) -> AccessFlags:
+    """Return what a device lets a peer do at all."""
+    return REMOTE if limits.atomic_cap != AtomicCap.NONE else REMOTE & ~AccessFlags.REMOTE_ATOMIC
+
+
+def offered(buffer: Memory, what: str, remote_access: AccessFlags) -> AccessFlags:
+    """Return how to register a buffer whose peer may do all that can be: what the device lets it, and the memory."""
+    if look_at(buffer, what).readonly:
+        return AccessFlags.REMOTE_READ
+    return AccessFlags.LOCAL_WRITE | remote_access
+
+
+class Registry(KeepsAlive):
     """The registered memory of one connection; it knows nothing of the link, so the two are no loop.
 
     Args:
@@ -78,22 +112,20 @@ class Registry:
         remote_access: what the device lets a peer do at all.
 
     Attributes:
+        remote_access: the same.
         naming: held while names change, and while something is made that needs the domain.
         named: name -> region or grant: what the peer knows.
     """
 
     #: Whether what is registered here ends before the domain does.
     passing = False
-    __slots__ = ("_engine", "_kept", "_peer", "_remote_access", "_room", "_silent", "named", "naming", "pd")
+    __slots__ = ("_engine", "_peer", "_silent", "named", "pd", "remote_access")
 
     def __init__(self, pd: PD, engine: Engine, peer: Peer, remote_access: AccessFlags) -> None:
-        self.pd = pd
-        self._engine, self._peer, self._remote_access = engine, peer, remote_access
-        self.naming = threading.RLock()
+        super().__init__()  # a region lives until it or the connection is closed, also where nobody else keeps it
+        self.pd, self.remote_access = pd, remote_access
+        self._engine, self._peer = engine, peer
         self.named: dict[str, Named] = {}
-        # A region lives until it or the connection is closed, also where nobody keeps it.
-        self._kept: list[Kept] = []
-        self._room = _FEW
         self._silent = False
 
     # ------------------------------------------------------------ making
@@ -103,9 +135,7 @@ class Registry:
         if name is not None:
             check_name(name)
         if access is None:
-            access = AccessFlags.REMOTE_READ
-            if not look_at(buffer, "a buffer to register").readonly:
-                access = AccessFlags.LOCAL_WRITE | self._remote_access
+            access = offered(buffer, "a buffer to register", self.remote_access)
         elif name is not None and not AccessFlags(access) & REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
         with self.naming:  # against a thread that closes: the PD must not go while a region is being made
@@ -138,14 +168,6 @@ class Registry:
         """Refuse what comes after the goodbye; lock ``naming`` held."""
         if self._silent:
             raise ClosedError(f"{operation}: this connection is closed")
-
-    def keep(self, thing: Kept) -> None:
-        """Keep something alive until it is closed, and close it with the connection."""
-        with self.naming:
-            if len(self._kept) >= self._room:  # so seldom that each of many thousands costs the same
-                self._kept = [kept for kept in self._kept if not kept.closed]
-                self._room = max(_FEW, 2 * len(self._kept))
-            self._kept.append(thing)
 
     # ------------------------------------------------------------ names
 

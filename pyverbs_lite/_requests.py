@@ -199,7 +199,7 @@ class Mover:
         words = _word(argument), _word(swap)
         self._check_remote(remote, AccessFlags.REMOTE_ATOMIC, operation)
         self._check_read_depth(operation)
-        if not self._link.remote_access & AccessFlags.REMOTE_ATOMIC:
+        if not self._link.registry.remote_access & AccessFlags.REMOTE_ATOMIC:
             raise UnsupportedError(errno.EOPNOTSUPP, operation, f"{self._link.context.name} has no atomic operations")
         if remote.length != 8 or remote.addr % 8:
             raise ValueError(

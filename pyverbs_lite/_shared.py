@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
 
 from ._args import Deadline
-from ._buffer import Memory, look_at
+from ._buffer import Memory
 from ._control import Control, Peer
 from ._engine import HEADER, Engine, untold
 from ._hub import Hub
@@ -17,18 +16,18 @@ from ._link import CELL, Link, aligned, check_transport, fitting
 from ._made import Made
 from ._options import Options
 from ._receives import Receives
-from ._registry import REMOTE, Named, Registry
+from ._registry import KeepsAlive, Named, Registry, allowed, offered
 from ._settings import Settings, check_name, owner_of, port_of
 from ._srq_pool import SRQPool
 from .attr import QPCap
 from .comp_channel import CompChannel
 from .device import Context, open_device
-from .enums import AccessFlags, AtomicCap
+from .enums import AccessFlags
 from .errors import ClosedError, HandshakeError, PeerClosedError, StateError, VerbsError
 from .mr import MR, MRSlice
 from .pd import PD
 from .regcache import RegistrationCache
-from .remote import RemoteBuffer
+from .remote import REMOTE, RemoteBuffer
 from .wire import Channel
 
 __all__ = ["ServerLink", "Shared", "SharedMR"]
@@ -49,7 +48,7 @@ class SharedMR(MR):
             self.name = None
 
 
-class Shared:
+class Shared(KeepsAlive):
     """One context and one protection domain for many connections, and the buffers that all peers are offered.
 
     Args:
@@ -60,7 +59,8 @@ class Shared:
 
     Attributes:
         cache: what the connections keep registered, or None.
-        naming: held while names and links change.
+        naming: held while names and links change. Nothing waits with it; it is taken after a link's own lock of this
+            kind, and before a control channel's.
         links: the connections, from the moment on that their peers are told of names.
         named: name -> region: what every peer is offered.
 
@@ -72,13 +72,11 @@ class Shared:
     def __init__(
         self, settings: Settings, local_address: str, connections: int, flush_later: Callable[[Control], None]
     ) -> None:
+        super().__init__()
         self.settings = settings
         self._flush_later = flush_later
-        # Nothing waits with it. It is taken after a link's own lock of this kind, and before a control channel's.
-        self.naming = threading.RLock()
         self.links: set[ServerLink] = set()
         self.named: dict[str, SharedMR] = {}
-        self._regions: list[SharedMR] = []
         self._closed = False
         with ExitStack() as stack:
             self.context = self._open(stack, local_address)
@@ -122,7 +120,7 @@ class Shared:
     @property
     def remote_access(self) -> AccessFlags:
         """What the device lets a peer do at all."""
-        return REMOTE if self.limits.atomic_cap != AtomicCap.NONE else REMOTE & ~AccessFlags.REMOTE_ATOMIC
+        return allowed(self.limits)
 
     # ------------------------------------------------------------ names
 
@@ -130,9 +128,7 @@ class Shared:
         """Register a buffer once, and offer it to every peer that is there or will be."""
         check_name(name)
         if access is None:
-            access = AccessFlags.REMOTE_READ
-            if not look_at(buffer, f"buffer {name!r}").readonly:
-                access = AccessFlags.LOCAL_WRITE | self.remote_access
+            access = offered(buffer, f"buffer {name!r}", self.remote_access)
         elif not AccessFlags(access) & REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peers: allow remote access")
         region = SharedMR(self, buffer, access)
@@ -149,7 +145,7 @@ class Shared:
                 remote = RemoteBuffer.of(region, name=name, access=region.access)
                 self.named[name] = region
                 region.name = name
-                self._regions = [*(kept for kept in self._regions if not kept.closed), region]
+                self.keep(region)
                 for link in tuple(self.links):
                     self._tell(link, lambda channel: channel.buffer(remote))
         except BaseException:
@@ -207,7 +203,7 @@ class Shared:
             self._closed = True
             self.named.clear()
         self._stack.close()
-        self._regions = []
+        self._kept = []
 
 
 class _Registry(Registry):

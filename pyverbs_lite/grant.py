@@ -21,15 +21,13 @@ from .errors import ClosedError, QueueFullError, VerbsError
 from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .mw import MWBindInfo
-from .remote import RemoteBuffer
+from .remote import REMOTE, RemoteBuffer
 
 if TYPE_CHECKING:
     from ._engine import Engine
     from ._link import Link
 
 __all__ = ["Grant", "make_grant"]
-
-_REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 
 
 class _Change:
@@ -185,7 +183,7 @@ def make_grant(link: Link, memory: MR | MRSlice, access: AccessFlags, name: str 
     if not isinstance(memory, (MR, MRSlice)):
         raise TypeError(f"a grant is for registered memory, conn.register(buffer, access=…) or a slice, not {memory!r}")
     access = AccessFlags(access)
-    if not access & _REMOTE or access & ~_REMOTE:
+    if not access & REMOTE or access & ~REMOTE:
         raise ValueError(f"a grant is for REMOTE_READ, REMOTE_WRITE or REMOTE_ATOMIC, or several, not {access!r}")
     if link.engine.failure is not None:
         link.engine.refuse_late("grant")

@@ -16,11 +16,12 @@ from typing_extensions import Self
 from .enums import AccessFlags
 from .errors import StateError
 
-__all__ = ["REMOTE_ACCESS", "Advertisable", "RemoteBuffer", "checked_int", "slice_range"]
+__all__ = ["REMOTE", "REMOTE_ACCESS", "Advertisable", "RemoteBuffer", "checked_int", "slice_range"]
 
 #: The flags that say anything to a peer.
 REMOTE_ACCESS = (AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC)
-_REMOTE_MASK = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+#: All of them: all that a peer can be allowed.
+REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _SPACE = 1 << 64
 
 
@@ -157,8 +158,8 @@ class RemoteBuffer:
             "offset": offset,
             "domain": checked_int(self.domain, 0, _SPACE - 1, "domain", "64 bits"),
             "extent": checked_int(whole, offset + length, _SPACE - addr + offset, "extent"),
-            "access": None if self.access is None else self.access & _REMOTE_MASK,
-            "_bits": int(_REMOTE_MASK if self.access is None else self.access & _REMOTE_MASK),
+            "access": None if self.access is None else self.access & REMOTE,
+            "_bits": int(REMOTE if self.access is None else self.access & REMOTE),
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)

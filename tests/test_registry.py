@@ -7,7 +7,8 @@ from unittest.mock import Mock
 
 from support import in_thread
 
-from pyverbs_lite._registry import REMOTE, Registry
+from pyverbs_lite._registry import Registry
+from pyverbs_lite.remote import REMOTE
 
 
 class Thing:
