@@ -9,7 +9,6 @@ from ._args import Deadline
 from ._engine import Engine
 from ._operation import Operation, Request
 from ._requests import Mover
-from .cq import SLICE
 from .enums import WROpcode
 from .errors import BusyError
 from .ffi import CData, ffi, lib
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "Preparer"]
 
 _again, _again_within = lib.pvl_again, lib.pvl_again_within
-_SLICE_NS = int(SLICE * 1e9)
 
 
 class Prepared:
@@ -68,7 +66,6 @@ class Prepared:
         c.engine, c.op, c.memory = engine._c, op.c, self._mr._c
         c.opcode, c.offset, c.length = opcode, part.offset, part.length
         c.remote_addr, c.rkey, c.imm = remote_addr, rkey, imm
-        c.slice_ns = _SLICE_NS
         self._op: Operation = op
         self._examine()
 

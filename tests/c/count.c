@@ -117,7 +117,7 @@ int main(int argc, char **argv)
     held = pvl_memory_new((uintptr_t)memory, 3);
     prepared = (struct pvl_prepared){
         .engine = left.engine, .op = &op, .memory = held, .offset = 64, .remote_addr = 4096, .length = 64, .rkey = 9,
-        .opcode = IBV_WR_RDMA_WRITE, .slice_ns = 1000000, .heard = left.engine->heard,
+        .opcode = IBV_WR_RDMA_WRITE, .heard = left.engine->heard,
     };
     for (int i = 0; i < LIST; i++)
         offsets[i] = (uint64_t)i * 128, lengths[i] = 64; /* no two continue each other */

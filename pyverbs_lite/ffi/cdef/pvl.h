@@ -222,7 +222,6 @@ struct pvl_prepared {
     uint32_t rkey;
     uint32_t imm;
     int32_t opcode;
-    int64_t slice_ns;
     uint32_t heard;
     uint32_t changes;
     ...;

@@ -823,7 +823,6 @@ struct pvl_prepared {
     uint32_t rkey;
     uint32_t imm;
     int32_t opcode;
-    int64_t slice_ns; /* how long one wait of pvl_again() may last */
     uint32_t heard;   /* engine->heard and memory->changes when it was checked */
     uint32_t changes;
     int32_t running; /* a thread is in it; under the lock */
@@ -860,10 +859,10 @@ static int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns)
     return rc;
 }
 
-/* The same with the wait that was prepared: one pointer is all that crosses from Python. */
+/* The same without a timeout: one pointer is all that crosses from Python. */
 static int pvl_again(struct pvl_prepared *prepared)
 {
-    return pvl_again_within(prepared, prepared->slice_ns);
+    return pvl_again_within(prepared, prepared->engine->slice_ns);
 }
 
 /*
