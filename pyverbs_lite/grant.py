@@ -194,7 +194,8 @@ def make_grant(link: Link, memory: MR | MRSlice, access: AccessFlags, name: str 
         try:
             link.registry.announce(grant, name, deadline)
         except BaseException:
-            grant.revoke()
+            with suppress(VerbsError):  # the first error counts, and nobody has heard the key
+                grant.revoke()
             raise
         grant.remote = RemoteBuffer(grant.addr, grant.rkey, grant.length, name, access, domain=link.told_domain)
     return grant
@@ -206,9 +207,8 @@ def _run(link: Link, operation: str, change: _Change, post: Callable[[CData, CDa
     try:
         engine._begin(op, operation)
         while True:
-            with (
-                link.registry.naming
-            ):  # against a thread that closes: the window must not go between here and its use in C
+            # Against a thread that closes: the window must not go between here and its use in C.
+            with link.registry.naming:
                 link.registry.check_open(operation)
                 rc = post(engine._c, op.c)
             if not rc:

@@ -124,6 +124,21 @@ def test_a_grant_with_a_name_comes_and_goes(pair, region):
     left.remote.wait("answer", 10)
 
 
+def test_the_error_of_a_name_is_not_hidden_by_that_of_taking_the_grant_back(pair, region, monkeypatch):
+    _, right = pair
+
+    def late(grant):
+        raise pvl.WaitTimeout("revoke: the send queue is full", "revoke")
+
+    with right.grant(region[:64], name="part"):
+        with monkeypatch.context() as patch:
+            patch.setattr(pvl.Grant, "revoke", late)
+            with pytest.raises(pvl.StateError, match="taken"):
+                right.grant(region[64:160], name="part")
+    right.close()  # closes the window that was left, too
+    region.close()
+
+
 def test_an_atomic_may_be_granted(pair):
     left, right = pair
     region = right.register(bytearray(64), access=BINDABLE)
