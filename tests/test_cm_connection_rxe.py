@@ -93,6 +93,29 @@ def test_info_is_the_same_from_both_sides(pair: over_tcp.Pair) -> None:
     assert repr(pair.left).startswith(f"<Connection with {RXE} port")
 
 
+def test_prepared_operations_run_again_and_again(pair: over_tcp.Pair) -> None:
+    left, right = pair.left, pair.right
+    region = left.register(bytearray(b"abcdefgh" * 20))
+    write = left.prepare_write(left.remote["data"][500:600], region[3:43])
+    notice = left.prepare_write(left.remote["data"][700:900], region[1:34], imm=0x01020304)
+    read, told = left.prepare_read(left.remote["constant"][7:57], region[60:130]), left.prepare_send(region[5:16])
+    for turn in range(right.info.recv_depth * 3):  # more than there are receives
+        region.view[3] = turn
+        write.run(5)
+        assert bytes(pair.data[500:540]) == bytes(region.view[3:43])
+        notice.run(5)
+        told.run(5)
+        message = right.recv(timeout=5)
+        assert (message.imm, message.byte_len, bytes(message)) == (0x01020304, 33, b"")
+        assert bytes(pair.data[700:733]) == bytes(region.view[1:34])
+        assert bytes(right.recv(timeout=5)) == bytes(region.view[5:16])
+        region.view[60:110] = bytes(50)
+        read.run(5)
+        assert bytes(region.view[60:110]) == bytes(range(7, 57))
+    pair.data[500:900] = bytes(400)
+    region.close()
+
+
 def test_what_is_different_on_iwarp() -> None:
     words = bytearray(16)
     with connected({"buffers": {"words": words}, "send_depth": 1}, host=SIW) as (left, right):
