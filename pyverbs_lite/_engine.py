@@ -51,6 +51,8 @@ _LONG = 3600.0
 _FLUSH_TIME = 1.0
 #: How long the acknowledgements of a peer that has left may be on their way.
 _LAST_ACK_NS = 50_000_000
+#: How a credit ends that the peer's leaving did not make fail.
+_NO_FAULT = (0, int(WCStatus.WR_FLUSH_ERR))
 _move, _move_on, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_on, lib.pvl_move_copy, ffi.from_buffer
 _PENDING = lib.PVL_PENDING
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -610,6 +612,18 @@ class Engine(Resource):
         return int(self._c.in_flight - (own.posted - own.done))
 
     # ------------------------------------------------------------ the end
+
+    def close_cache(self) -> None:
+        """Let go of what stays registered between operations: none follows."""
+        if self._cache is not None:
+            self._cache.close()
+
+    @property
+    def clean(self) -> bool:
+        """Whether it has ended in good order: all requests are over, none has failed, and no message is lent."""
+        c, inbox = self._c, self.inbox
+        in_use = c.in_flight or c.recv_posted or c.lent or inbox._asked or inbox._returned
+        return not (in_use or c.cause or c.own.status not in _NO_FAULT)
 
     def _before_destroy(self) -> None:
         self.fail(ClosedError("the QP of this connection was closed"))

@@ -20,6 +20,7 @@ from ._options import Options
 from ._receives import Receives
 from ._registry import Registry, allowed
 from ._settings import Settings, owner_of
+from ._spares import Parts
 from .attr import AHAttr, GlobalRoute, QPCap
 from .comp_channel import CompChannel
 from .device import Context, DeviceAttr, PortAttr, open_device
@@ -47,6 +48,8 @@ _ALIGNED = 64
 #: Bytes of one staging cell: what is not longer is copied instead of registered.
 CELL = 4096
 _INLINE = 64 + HEADER
+#: How many states a QP has been in, once it is connected.
+_ALL_STATES = 4
 
 
 def aligned(nbytes: int) -> int:
@@ -74,6 +77,8 @@ class Link:
     engine: Engine
     #: Who reads the completion channel, where that is not this link's alone.
     _hub: Hub | None = None
+    #: Whether another connection may be made of the same objects.
+    _again = True
     #: Where receives come from, where that is not the QP's own queue.
     _srq: SRQ | None = None
 
@@ -85,18 +90,15 @@ class Link:
             self.options = self._fit(settings.options)
             self.port = self._active_port()
             self.gid = self._choose_gid(settings, control.local_address, remote_gid)
-            self.pd, channel = self._domain(made)
             slots = self.options.recv_depth + self._spare
-            cq = made.keep(self.context.create_cq(self.options.send_depth + slots, channel))
-            staging, ring = self._memory(made, slots)
-            init = QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC, srq=self._srq)
-            self.qp = made.keep(self._create_qp(init))
+            parts = self._parts = self._take(made, settings, slots)
+            self.pd, self.qp = parts.pd, parts.qp
             self.states = [self.qp.state]
             self.engine = self._engine(
                 self.qp,
-                staging=staging,
+                staging=parts.staging,
                 send_slots=self.options.send_depth,
-                receives=self._receives(ring, slots),
+                receives=self._receives(parts.ring, slots),
                 peer=peer,
                 hub=self._hub,
             )
@@ -111,6 +113,22 @@ class Link:
             with suppress(VerbsError):  # the first error counts; what is still open is closed when it is dropped
                 made.close()
             raise
+
+    def _take(self, made: Made, settings: Settings, slots: int) -> Parts:
+        """Take what a connection like this was made of, or make it anew."""
+        options, key = self.options, None
+        if self._again and settings.device is self.context:
+            key = options.send_depth, slots, self._slot_size
+            if (parts := self.context._take_spare(key, self)) is not None:
+                made.things += parts.things
+                return parts
+        self.pd, channel = self._domain(made)
+        cq = made.keep(self.context.create_cq(options.send_depth + slots, channel))
+        staging, ring = self._memory(made, slots)
+        init = QPInitAttr(send_cq=cq, recv_cq=cq, cap=self._cap(_INLINE), qp_type=QPType.RC, srq=self._srq)
+        parts = Parts(key, self.pd, channel, cq, staging, ring, made.keep(self._create_qp(init)))
+        parts.owner = self
+        return parts
 
     def _fit(self, options: Options) -> Options:
         """Cut the options to what the device allows."""
@@ -343,11 +361,30 @@ class Link:
         """Do what must come between the goodbye and the end of the QP."""
 
     def close(self) -> None:
-        """Destroy everything that belongs to this connection alone; may be tried again."""
+        """Destroy everything that belongs to this connection alone, or keep it for another; may be tried again."""
         self.registry.fall_silent()
-        self.qp.close()  # and the engine before it
-        self.registry.close()
-        self._made.close()
+        if not self._lay_by():
+            self.qp.close()  # and the engine before it
+            self.registry.close()
+            self._made.close()
+
+    def _lay_by(self) -> bool:
+        """Keep what this is made of for the next connection, where this one has ended in good order; say whether."""
+        parts = self._parts
+        if parts.key is None:
+            return False
+        if parts.owner is not self:  # it was kept before an interrupt
+            return True
+        engine, orderly = self.engine, self.peer.control.channel.error is None  # a peer that left has said so
+        if len(self.states) < _ALL_STATES or not (orderly and engine.clean):
+            return False
+        with suppress(VerbsError):
+            engine.close()
+            self.qp.to_reset()
+            engine.close_cache()
+            self.registry.close()
+            return self.context._lay_by(parts)
+        return False
 
 
 def fitting(options: Options, limits: DeviceAttr, extra: int) -> Options:

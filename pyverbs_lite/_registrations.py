@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from ._check import check_rc, os_error
 from ._keeper import EXPORTERS, Keeper, keeper_of
+from ._spares import relieve_spares
 from .enums import AccessFlags
 from .errors import ClosedError, VerbsError
 from .ffi import CData, ffi, lib
@@ -259,7 +260,7 @@ _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 def relieve() -> int:
     """Let go of what the caches have and nobody uses, for pinned memory is limited; return how many ranges that was."""
-    return sum(store.clear() for store in tuple(_stores) if not store.foreign)
+    return relieve_spares() + sum(store.clear() for store in tuple(_stores) if not store.foreign)
 
 
 def _before_fork() -> None:

@@ -50,17 +50,31 @@ class _Handle:
     that it could reach, such as a parent with an attribute that leads back to the child, would never be collected.
     """
 
-    __slots__ = ("cdata", "children", "closing", "destroy", "dropped", "forks", "label", "lock", "parents", "pid")
+    __slots__ = (
+        "cdata",
+        "children",
+        "closing",
+        "destroy",
+        "dropped",
+        "forks",
+        "label",
+        "lock",
+        "parents",
+        "pid",
+        "quiet",
+    )
 
     def __init__(
-        self, cdata: CData, destroy: Callable[[CData], None], parents: tuple[_Handle, ...], label: str
+        self, cdata: CData | None, destroy: Callable[[CData], None], parents: tuple[_Handle, ...], label: str
     ) -> None:
-        self.cdata: CData | None = cdata
+        self.cdata = cdata
         self.destroy = destroy
         self.parents = parents
         #: Each child, and where the object is that is to be closed before this one; None for one that need not be.
         self.children: dict[_Handle, _Net | None] = {}
         self.dropped = False
+        #: Whether nobody is told that it, or what was made of it, was never closed: the caller does not know of it.
+        self.quiet = False
         self.label = label
         self.pid = _pid
         self.forks = _forks
@@ -159,9 +173,10 @@ def _abandoned(handle: _Handle) -> None:
         handle.leave()
     else:
         outcome = "it was destroyed now; use close() or a with block"
-    # Where warnings are errors this raises, and a finaliser has nobody to raise to.
-    with contextlib.suppress(Exception):
-        warnings.warn(f"{handle.label} was never closed ({outcome})", ResourceWarning, stacklevel=2)
+    if not (handle.quiet or any(parent.quiet for parent in parents)):
+        # Where warnings are errors this raises, and a finaliser has nobody to raise to.
+        with contextlib.suppress(Exception):
+            warnings.warn(f"{handle.label} was never closed ({outcome})", ResourceWarning, stacklevel=2)
     for parent in parents:
         if parent.dropped:
             _abandoned(parent)
@@ -213,6 +228,20 @@ class Resource:
         self._owned.parents = tuple(owner for owner in self._owned.parents if owner is not parent._owned)
         parent._owned.children.pop(self._owned, None)
         self._parents = tuple(other for other in self._parents if other is not parent)
+
+    def _hand_over(self, heir: Resource) -> None:
+        """Give the handle, with all that was made of it, to an object of the same kind; this one is closed then."""
+        owned, net = self._owned, self._finalizer
+        # At each point here the two share one handle, which is destroyed once, whichever of them is closed.
+        heir._serial, heir._parents, heir._owned = self._serial, self._parents, owned
+        heir._finalizer = _Net(heir, owned)
+        for parent in owned.parents:
+            parent.children[owned] = heir._finalizer
+        for child in self._children:
+            child._parents = tuple(heir if parent is self else parent for parent in child._parents)
+        self._owned = _Handle(None, owned.destroy, (), owned.label)
+        net.detach()
+        self._parents = ()
 
     def _make(self, kind: str, *args: object, **options: object) -> Resource:
         """Make a child of a class that this module cannot import, because it imports this one."""

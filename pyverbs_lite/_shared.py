@@ -225,6 +225,8 @@ class _Registry(Registry):
 class ServerLink(Link):
     """The verbs objects of one connection of a server: what is shared comes from there, and stays there."""
 
+    _again = False
+
     def __init__(self, shared: Shared, control: Control, peer: Peer, remote_gid: IPv6Address | None) -> None:
         self._shared, self.control, self._hub = shared, control, shared.hub
         self._share = shared.pool.take()

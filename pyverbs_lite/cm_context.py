@@ -34,6 +34,7 @@ class CMContext(Context):
         self._finalizer.atexit = False  # borrowed for as long as the process lives
         self._device_attr = None
         self._ports = {}
+        self._keep_spares()
 
     def _after_destroy(self) -> None:
         with _lock:

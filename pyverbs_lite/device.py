@@ -15,6 +15,7 @@ from ._check import check_neg, check_ptr, check_rc, os_error
 from ._device_attr import DeviceAttr, DeviceInfo, PortAttr, host_order, known, read_struct
 from ._factories import ContextFactories
 from ._queue_factories import QueueFactories
+from ._spares import SpareKeeper
 from .device_ex import DeviceQueries
 from .enums import GIDType, LinkLayer, NodeType, PortState, TransportType
 from .errors import DeviceNotFoundError, VerbsOSError
@@ -110,7 +111,7 @@ def open_device(name: str | None = None) -> Context:
     )
 
 
-class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
+class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories, SpareKeeper):
     """An open device: the root of every other object.
 
     Closing it closes all that was made from it, youngest first.
@@ -134,6 +135,7 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories):
         self.name = name
         self.transport_type = known(TransportType, device.device.transport_type)
         self._own(device, close_device, label=f"Context of {name}")
+        self._keep_spares()
         self._device_attr: DeviceAttr | None = None
         self._ports: dict[int, PortAttr] = {}
 

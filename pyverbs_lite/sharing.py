@@ -59,6 +59,7 @@ class ImportedContext(Context):
         self.transport_type = known(TransportType, handle.device.transport_type)
         self._device_attr = None
         self._ports = {}
+        self._keep_spares()
         self._own(handle, close_device, label=f"imported Context of {self.name}")
 
 

@@ -70,6 +70,7 @@ LAYERS = {
     "pd": 3,
     "pool": 3,
     "_registrations": 3,
+    "_spares": 3,
     "regcache": 3,
     "qp": 3,
     "srq": 3,
