@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         TMCaps,
         TSOCaps,
     )
+    from ._many import PreparedMany
     from ._prepared import Prepared
     from ._stats import ConnectionStats
     from .ah import AH, ah_attr_from_wc
@@ -245,6 +246,7 @@ __all__ = [
     "PortSpeed",
     "PortState",
     "Prepared",
+    "PreparedMany",
     "QPAttr",
     "QPAttrMask",
     "QPCap",

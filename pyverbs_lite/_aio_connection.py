@@ -14,9 +14,9 @@ from ._args import Deadline
 from ._buffer import Memory
 from ._dial import Attempt, Dial
 from ._lent import LentMessage
+from ._packed import Integers
 from ._requests import as_target
 from ._starter import Batch as _Batch
-from ._starter import Integers
 from ._views import Message
 from ._work import Work
 from .enums import AccessFlags

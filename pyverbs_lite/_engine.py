@@ -232,6 +232,13 @@ class Engine(Resource):
         self._pool[op] = None
         return op
 
+    def new_list(self, op: Operation) -> CData:
+        """Give an operation of the pool a ``struct pvl_list`` of its own, to be used over and over."""
+        entries = ffi.new("struct pvl_list *")
+        entries.op, entries.window = op.c, self._window
+        op.list = entries
+        return entries
+
     def _leave(self, op: Operation, mr: MR | None) -> None:
         """Let go of an operation of the pool, which may be in flight, or have failed."""
         if mr is not None:

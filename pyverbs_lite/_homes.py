@@ -17,6 +17,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "TMCaps",
         "TSOCaps",
     ),
+    "_many": ("PreparedMany",),
     "_prepared": ("Prepared",),
     "_stats": ("ConnectionStats",),
     "ah": (

@@ -41,7 +41,19 @@ class Prepared:
         part: the registered memory that it moves.
     """
 
-    __slots__ = ("__weakref__", "_c", "_check", "_engine", "_mr", "_op", "_recycled", "_waiting", "operation", "part")
+    __slots__ = (
+        "__weakref__",
+        "_c",
+        "_check",
+        "_engine",
+        "_keep",
+        "_mr",
+        "_op",
+        "_recycled",
+        "_waiting",
+        "operation",
+        "part",
+    )
 
     def __init__(
         self,
@@ -57,6 +69,7 @@ class Prepared:
         self.operation, self.part = operation, part
         self._engine, self._check, self._mr = engine, check, part.mr
         self._recycled, self._waiting = part._recycled, False
+        self._keep: object = part  # what C uses as long as it is in flight
         try:
             op = engine._idle.pop()
         except IndexError:
@@ -122,25 +135,30 @@ class Prepared:
         try:
             while rc in (lib.PVL_LATE, lib.PVL_CHECK):
                 if rc == lib.PVL_LATE:
-                    engine._live[op] = None
-                    engine.finish(op, self.operation, deadline)
+                    self._finish(deadline)
                 else:
                     self._examine()
                 if self._recycled:
                     self._mr._holders.add(op.serial)
                 rc = _again_within(self._c, engine._slice(deadline))
             if rc == lib.PVL_PENDING:
-                engine._live[op] = None
-                engine.finish(op, self.operation, deadline)
+                self._finish(deadline)
             elif rc == lib.PVL_BUSY:
                 self._refuse_busy()
-            elif rc:  # nothing was posted: the long way
-                c = self._c
-                request = Request.of(c.opcode, self.part, c.remote_addr, c.rkey, c.imm)
-                engine.run(self.operation, (request,), deadline, region=self._mr)
+            elif rc:  # nothing was posted
+                self._take_long_way(deadline)
         finally:
             self._waiting = False
             self._leave()
+
+    def _finish(self, deadline: Deadline) -> None:
+        self._engine._live[self._op] = None
+        self._engine.finish(self._op, self.operation, deadline)
+
+    def _take_long_way(self, deadline: Deadline) -> None:
+        c = self._c
+        request = Request.of(c.opcode, self.part, c.remote_addr, c.rkey, c.imm)
+        self._engine.run(self.operation, (request,), deadline, region=self._mr)
 
     def _examine(self) -> None:
         """Check all that may have changed since the last time."""
@@ -158,7 +176,7 @@ class Prepared:
         """Hand the operation to the engine's care if it is in flight."""
         op, mr = self._op, self._mr
         if not op.ended:
-            op.regions, op.keep = (mr,), self.part
+            op.regions, op.keep = (mr,), self._keep
             mr._holders.add(op.serial)  # C keeps it registered; this is for whoever looks for those that use it
             self._engine._live[op] = None
         elif self._recycled:
@@ -195,7 +213,7 @@ class Preparer(Mover):
 
         Verb: ibv_post_send (RDMA_WRITE, RDMA_WRITE_WITH_IMM)
         """
-        part = self._registered("prepare_write", data)
+        part = self._in_one("prepare_write", data)
         number = 0 if imm is None else immediate(imm, "imm")
         self._to_write(remote, part)
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
@@ -221,7 +239,7 @@ class Preparer(Mover):
 
         Verb: ibv_post_send (RDMA_READ)
         """
-        whole = self._registered("prepare_read", into)
+        whole = self._in_one("prepare_read", into)
         self._to_read(remote, whole)
         part = whole[: remote.length]
         return Prepared(
@@ -243,7 +261,7 @@ class Preparer(Mover):
 
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
-        part = self._registered("prepare_send", data)
+        part = self._in_one("prepare_send", data)
         number = 0 if imm is None else immediate(imm, "imm")
         self._to_send(part)
         opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
@@ -254,7 +272,10 @@ class Preparer(Mover):
             raise TypeError(f"{operation} needs registered memory, conn.register(buffer) or a slice, not {data!r}")
         if self._engine.failure is not None:
             self._engine.refuse_late(operation)
-        part = data[:] if isinstance(data, MR) else data
+        return data[:] if isinstance(data, MR) else data
+
+    def _in_one(self, operation: str, data: MR | MRSlice) -> MRSlice:
+        part = self._registered(operation, data)
         if part.length > self._max_piece:
             raise ValueError(f"{operation}: one request moves {self._max_piece} bytes at most, and not {part.length}")
         return part

@@ -1,13 +1,11 @@
-"""Operations that are started and not waited for, and those that come by the thousand."""
+"""Operations that are started and not waited for, one at a time or gathered."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from types import TracebackType
-from typing import TypeAlias, overload
+from typing import overload
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Self
 
 from ._args import Deadline
 from ._buffer import Memory
@@ -17,43 +15,14 @@ from ._requests import Mover
 from ._work import Work
 from .enums import AccessFlags, WROpcode
 from .errors import StateError
-from .ffi import CData, ffi, lib
+from .ffi import CData, ffi
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
 
-__all__ = ["Batch", "Integers", "Starter"]
-
-#: Offsets or lengths in bytes: 64-bit integers in one piece of memory (numpy, array, memoryview), or a sequence.
-Integers: TypeAlias = Buffer | Sequence[int]
+__all__ = ["Batch", "Starter", "nothing"]
 
 _READ_ONLY = AccessFlags(0)
-_REMOTE_WRITE, _REMOTE_READ = int(AccessFlags.REMOTE_WRITE), int(AccessFlags.REMOTE_READ)
-_ROWS = ("offsets", "remote_offsets", "lengths")
-
-
-_U64S = ffi.typeof("uint64_t[]")
-_FORMATS = frozenset(order + letter for order in ("", "@", "=", "<") for letter in "qQlLnN")
-
-
-def _packed(values: Integers, what: str) -> memoryview:
-    """Return non-negative 64-bit integers as C sees them: where they are, if that is a buffer.
-
-    A view and not what cffi makes of it, which must not be held: see ``Operation``.
-    """
-    try:
-        view = memoryview(values)  # type: ignore[arg-type]
-    except TypeError:
-        try:
-            view = memoryview(array("Q", values))  # type: ignore[arg-type]
-        except OverflowError as error:
-            raise ValueError(f"{what} must be 0 to 2**64 - 1: {error}") from error
-    if view.ndim != 1 or not view.c_contiguous or view.itemsize != 8 or view.format not in _FORMATS:
-        raise TypeError(
-            f"{what} must be one contiguous row of 64-bit integers, not format {view.format!r} of shape {view.shape}"
-        )
-    # A negative number is far outside of any range, and refused as that.
-    return view
 
 
 class Starter(Mover):
@@ -77,7 +46,7 @@ class Starter(Mover):
         source = self._to_send(data)
         opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
         op = self._start("send", opcode, source, Deadline(timeout), imm=imm)
-        return Work(self._engine, op, "send", _nothing)
+        return Work(self._engine, op, "send", nothing)
 
     def start_write(
         self,
@@ -91,7 +60,7 @@ class Starter(Mover):
         source = self._to_write(remote, data)
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         op = self._start("write", opcode, source, Deadline(timeout), remote=remote, imm=imm)
-        return Work(self._engine, op, "write", _nothing)
+        return Work(self._engine, op, "write", nothing)
 
     @overload
     def start_read(self, remote: RemoteBuffer, into: None = None, *, timeout: float | None = None) -> Work[bytes]: ...
@@ -169,7 +138,7 @@ class Starter(Mover):
         entries.requests, entries.count, entries.max_piece = rows, count, self._max_piece
         return entries
 
-    # ------------------------------------------------------------ many at a time
+    # ------------------------------------------------------------ gathered
 
     def batch(self) -> Batch:
         """Gather writes and reads; at the end of the ``with`` block they go behind as few doorbells as they can.
@@ -182,122 +151,6 @@ class Starter(Mover):
             batch.work.wait()
         """
         return Batch(self)
-
-    def start_write_many(
-        self,
-        remote: RemoteBuffer,
-        data: Memory | MR | MRSlice,
-        offsets: Integers,
-        remote_offsets: Integers,
-        lengths: Integers,
-    ) -> Work[None]:
-        """Start what ``write_many`` does."""
-        source = self._source(data)
-        if not self._known(remote, _REMOTE_WRITE):
-            self._check_remote(remote, AccessFlags.REMOTE_WRITE, "write_many")
-        return self._start_many("write_many", WROpcode.RDMA_WRITE, remote, source, offsets, remote_offsets, lengths)
-
-    def start_read_many(
-        self,
-        remote: RemoteBuffer,
-        into: Memory | MR | MRSlice,
-        offsets: Integers,
-        remote_offsets: Integers,
-        lengths: Integers,
-    ) -> Work[None]:
-        """Start what ``read_many`` does."""
-        if not self._known(remote, _REMOTE_READ):
-            self._check_remote(remote, AccessFlags.REMOTE_READ, "read_many")
-        self._check_read_depth("read_many")
-        target = self._to_fill(into)
-        return self._start_many("read_many", WROpcode.RDMA_READ, remote, target, offsets, remote_offsets, lengths)
-
-    def write_many(
-        self,
-        remote: RemoteBuffer,
-        data: Memory | MR | MRSlice,
-        offsets: Integers,
-        remote_offsets: Integers,
-        lengths: Integers,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Write many pieces of one buffer to as many places in the peer's, wholly in C.
-
-        Args:
-            data: the local buffer.
-            offsets, remote_offsets, lengths: of each piece, in bytes: packed 64-bit integers (numpy, array, memoryview)
-                or sequences, all of one length. Pieces that continue each other on both sides travel as one.
-
-        Raises:
-            ValueError: a piece reaches outside of one of the buffers (the text says which); nothing was written.
-            WaitTimeout: not all within ``timeout`` seconds; they go on.
-            CompletionError: ``failed_index`` is the first piece that failed; the connection is over.
-
-        Verb: ibv_post_send (RDMA_WRITE)
-        """
-        self.start_write_many(remote, data, offsets, remote_offsets, lengths).wait(timeout)
-
-    def read_many(
-        self,
-        remote: RemoteBuffer,
-        into: Memory | MR | MRSlice,
-        offsets: Integers,
-        remote_offsets: Integers,
-        lengths: Integers,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Read many pieces of the peer's buffer to as many places in a local one; arguments as ``write_many``.
-
-        Verb: ibv_post_send (RDMA_READ)
-        """
-        self.start_read_many(remote, into, offsets, remote_offsets, lengths).wait(timeout)
-
-    def _start_many(
-        self,
-        operation: str,
-        opcode: WROpcode,
-        remote: RemoteBuffer,
-        source: Source,
-        offsets: Integers,
-        remote_offsets: Integers,
-        lengths: Integers,
-    ) -> Work[None]:
-        rows = _packed(offsets, "offsets"), _packed(remote_offsets, "remote_offsets"), _packed(lengths, "lengths")
-        count = len(rows[0])
-        if len(rows[1]) != count or len(rows[2]) != count:
-            counts = dict(zip(_ROWS, map(len, rows), strict=True))
-            raise ValueError(f"{operation} needs as many offsets as lengths, not {counts}")
-        entries = ffi.new("struct pvl_list *")
-        size, most = source.nbytes, self._max_piece
-        bad = lib.pvl_list_pack(
-            entries,
-            opcode,
-            most,
-            count,
-            ffi.from_buffer(_U64S, rows[0]),
-            ffi.from_buffer(_U64S, rows[1]),
-            ffi.from_buffer(_U64S, rows[2]),
-            size,
-            remote.addr,
-            remote.rkey,
-            remote.length,
-        )
-        if bad != count:
-            values = {name: int(ffi.from_buffer(_U64S, row)[bad]) for name, row in zip(_ROWS, rows, strict=True)}
-            raise ValueError(
-                f"entry {bad} of {operation} reaches outside: {values}, with {size} bytes here and {remote.length} in"
-                f" {remote}"
-            )
-        part, region = self._as_registered(operation, opcode, source)
-        try:
-            entries.base.addr, entries.base.lkey = part.addr, part.lkey
-            op = self._engine.start_list(operation, entries, (region,), (entries, rows))
-        finally:
-            if isinstance(region, TemporaryMR):
-                self._engine.close_unused(region)
-        return Work(self._engine, op, operation, _nothing, count)
 
 
 class Batch:
@@ -354,7 +207,7 @@ class Batch:
         regions = tuple({id(part.mr): part.mr for _, part, _ in self._gathered}.values())
         engine = self._starter._engine
         op = engine.start_list("batch", self._starter._list(rows, count), regions, rows)
-        self._work = Work(engine, op, "batch", _nothing, count)
+        self._work = Work(engine, op, "batch", nothing, count)
 
 
 def _fill(row: CData, opcode: WROpcode, part: MRSlice | TemporaryMR, remote_addr: int, rkey: int, imm: int) -> None:
@@ -363,7 +216,7 @@ def _fill(row: CData, opcode: WROpcode, part: MRSlice | TemporaryMR, remote_addr
     row.remote_addr, row.rkey = remote_addr, rkey
 
 
-def _nothing(_: Operation) -> None:
+def nothing(_: Operation) -> None:
     """Return the result of what has none."""
 
 

@@ -14,10 +14,9 @@ from ._buffer import Memory
 from ._dial import Attempt, Dial, over_tcp
 from ._lent import LentMessage
 from ._link import Link, dropped
-from ._prepared import Preparer
+from ._many import Many
 from ._receiver import Receiver
 from ._settings import ConnectOptions, Settings, spelled
-from ._starter import Starter
 from ._stats import ConnectionStats
 from ._views import ConnectionInfo, Message, RemoteBuffers
 from .enums import AccessFlags, WROpcode
@@ -39,7 +38,7 @@ _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM = map(
 )
 
 
-class Connection(Receiver, Starter, Preparer):
+class Connection(Receiver, Many):
     """An RC connection in RTS; made by ``connect`` or ``Listener.accept``.
 
     Each operation waits until it is complete, for at most ``timeout`` seconds (None: without limit; a peer that

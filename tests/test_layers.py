@@ -127,6 +127,8 @@ LAYERS = {
     "_handshake": 4,
     "_options": 4,
     "_prepared": 4,
+    "_many": 4,
+    "_packed": 4,
     "_requests": 4,
     "cm": 4,
     "connection": 4,

@@ -24,7 +24,8 @@ struct side {
 static struct side left, right;
 static struct pvl_op op;
 static struct pvl_memory *held;
-static struct pvl_prepared prepared;
+static struct pvl_prepared prepared, prepared_list;
+static struct pvl_list list;
 static struct pvl_box box;
 static uint64_t offsets[LIST], lengths[LIST];
 static char memory[1 << 16];
@@ -91,16 +92,13 @@ COUNTED count_recv(void)
 
 COUNTED count_list(void)
 {
-    struct pvl_op own = {0};
-    struct pvl_list list = {
-        .count = LIST, .offsets = offsets, .remote_offsets = offsets, .lengths = lengths,
-        .base = {.addr = (uintptr_t)memory, .length = sizeof(memory), .opcode = IBV_WR_RDMA_WRITE},
-        .remote_length = sizeof(memory), .max_piece = 1 << 30,
-    };
+    return pvl_list_move(&list, IBV_WR_RDMA_WRITE, held, 0, sizeof(memory), LIST, offsets, offsets, lengths, 4096, 9,
+                         sizeof(memory), 1 << 30, 1000000);
+}
 
-    if (pvl_list_check(&list) != LIST || pvl_list_start(left.engine, &list, &own, SLOTS / 2))
-        return 1;
-    return pvl_progress(left.engine, PVL_UNTIL_FEW, &own, 0, 1000000);
+COUNTED count_again_list(void)
+{
+    return pvl_again(&prepared_list);
 }
 
 int main(int argc, char **argv)
@@ -119,6 +117,10 @@ int main(int argc, char **argv)
         .engine = left.engine, .op = &op, .memory = held, .offset = 64, .remote_addr = 4096, .length = 64, .rkey = 9,
         .opcode = IBV_WR_RDMA_WRITE, .heard = left.engine->heard,
     };
+    op.engine = left.engine;
+    list = (struct pvl_list){.op = &op, .window = SLOTS / 2};
+    prepared_list = prepared;
+    prepared_list.list = &list;
     for (int i = 0; i < LIST; i++)
         offsets[i] = (uint64_t)i * 128, lengths[i] = 64; /* no two continue each other */
     for (int i = 0; i < times && !failed; i++) {
@@ -132,6 +134,8 @@ int main(int argc, char **argv)
             failed = count_copy();
         else if (!strcmp(name, "list"))
             failed = count_list();
+        else if (!strcmp(name, "again_list"))
+            failed = (i == 0 && count_list()) || count_again_list();
         else if (!strcmp(name, "message"))
             failed = count_send() || count_recv();
         else

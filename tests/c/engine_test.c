@@ -313,6 +313,140 @@ static void a_list_is_let_go_when_the_engine_stops(void)
     assert(pvl_list_start(engine, &list, &op, SLOTS / 2) == PVL_STOPPED);
 }
 
+/* Run the list that list_of() makes, of the whole memory. */
+static int move_list(struct pvl_list *list, struct pvl_memory *held, uint64_t count, int64_t timeout_ns)
+{
+    list_of(count, 128);
+    return pvl_list_move(list, IBV_WR_RDMA_WRITE, held, 0, sizeof(memory), count, offsets, places, lengths, 4096, 9,
+                         sizeof(memory), 1 << 20, timeout_ns);
+}
+
+static struct pvl_list own_list(void)
+{
+    op.engine = engine;
+    return (struct pvl_list){.op = &op, .window = SLOTS / 2};
+}
+
+static void a_list_is_run_by_one_call(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_list list = own_list();
+
+    fake.at_once = 1;
+    for (int i = 1; i <= 3; i++) {
+        assert(move_list(&list, held, ENTRIES, 1000 * MS) == 0 && fake.posts == i * ENTRIES);
+        assert(op.posted == op.done && !op.left && pvl_memory_used(held) == 0 && engine->free_count == SLOTS);
+    }
+    assert(engine->stats.writes == 3 * ENTRIES && engine->stats.write_bytes == 3 * 64 * ENTRIES);
+    assert(move_list(&list, held, 0, MS) == 0 && fake.posts == 3 * ENTRIES);
+    list_of(5, 128);
+    places[3] = sizeof(memory);
+    assert(pvl_list_move(&list, IBV_WR_RDMA_WRITE, held, 0, sizeof(memory), 5, offsets, places, lengths, 4096, 9,
+                         sizeof(memory), 1 << 20, MS) == PVL_OUTSIDE);
+    assert(fake.posts == 3 * ENTRIES && !op.left && !engine->lists);
+    pvl_memory_put(held);
+}
+
+static void a_list_that_takes_long_holds_the_memory(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_list list = own_list();
+
+    assert(move_list(&list, held, 20, MS) == PVL_PENDING && op.left && op.posted == SLOTS / 2);
+    assert(pvl_memory_close(held, 1) > 1); /* whoever deregisters it sees that it is used, and gives way */
+    assert(deliver(SLOTS / 2, IBV_WC_SUCCESS) == SLOTS / 2);
+    pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 0);
+    assert(op.posted == SLOTS && op.done == SLOTS / 2 && pvl_memory_close(held, 0) > 1);
+    while (op.left || op.posted != op.done) {
+        deliver(FAKE_ROOM, IBV_WC_SUCCESS);
+        pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 0);
+    }
+    assert(op.posted == 20 && pvl_memory_close(held, 1) == 0);
+    assert(move_list(&list, held, 20, MS) == PVL_CLOSED && op.posted == 20 && !op.left && !engine->lists);
+    pvl_memory_close(held, 0);
+    engine->over = 1;
+    assert(move_list(&list, held, 20, MS) == PVL_STOPPED);
+    engine->over = 0;
+    assert(move_list(&list, held, 20, 0) == PVL_PENDING);
+    pvl_stop(engine); /* ends it, and lets the memory go */
+    assert(op.posted == op.done && !op.left && list.error == ESHUTDOWN && pvl_memory_used(held) == 0);
+    assert(move_list(&list, held, 20, MS) == PVL_STOPPED);
+    pvl_memory_put(held);
+}
+
+static void a_refused_list_lets_the_memory_go(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_list list = own_list();
+
+    fake.accept = 0;
+    fake.refuse_send = ENOMEM;
+    assert(move_list(&list, held, 20, MS) == PVL_PENDING && list.error == ENOMEM && list.next == 0 && !op.posted);
+    assert(pvl_memory_used(held) == 0 && engine->free_count == SLOTS && !op.left);
+    fake.accept = 3;
+    assert(move_list(&list, held, 20, 0) == PVL_PENDING && list.next == 3 && op.posted == 3);
+    assert(engine->stats.write_bytes == 3 * 64);
+    assert(pvl_memory_used(held) == 1);
+    deliver(FAKE_ROOM, IBV_WC_WR_FLUSH_ERR);
+    pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS);
+    assert(op.done == 3 && op.status == IBV_WC_WR_FLUSH_ERR && pvl_memory_used(held) == 0);
+    pvl_memory_put(held);
+}
+
+static void a_prepared_list_is_run_again(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_list list = own_list();
+    struct pvl_prepared prepared = {.engine = engine, .op = &op, .memory = held, .list = &list};
+
+    engine->slice_ns = MS;
+    list_of(20, 128);
+    assert(pvl_list_pack(&list, IBV_WR_RDMA_WRITE, 1 << 20, 20, offsets, places, lengths, sizeof(memory), 4096, 9,
+                         sizeof(memory)) == 20);
+    list.memory = held;
+    fake.at_once = 1;
+    for (int i = 1; i <= 3; i++)
+        assert(pvl_again(&prepared) == 0 && fake.posts == i * 20 && pvl_memory_used(held) == 0);
+    fake.at_once = 0;
+    assert(pvl_again_within(&prepared, 0) == PVL_PENDING && op.left);
+    assert(pvl_again(&prepared) == PVL_LATE);
+    deliver(SLOTS / 2, IBV_WC_SUCCESS);
+    fake.at_once = 1;
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && op.posted == op.done && op.posted == 80);
+    pvl_heard(engine); /* the peer may have withdrawn its buffer */
+    assert(pvl_again(&prepared) == PVL_CHECK && fake.posts == 80);
+    prepared.heard = engine->heard;
+    held->addr += 64, held->lkey = 4, held->changes++; /* registered anew */
+    assert(pvl_again(&prepared) == PVL_CHECK && fake.posts == 80);
+    prepared.changes = held->changes;
+    prepared.offset = 32;
+    assert(pvl_again(&prepared) == 0 && fake.posts == 100);
+    assert(engine->sges[0].addr == (uintptr_t)memory + 64 + 32 + 16 * 128 && engine->sges[0].lkey == 4);
+    prepared.running = 1;
+    assert(pvl_again(&prepared) == PVL_BUSY);
+    prepared.running = 0;
+    pvl_memory_close(held, 1);
+    assert(pvl_again(&prepared) == PVL_CLOSED && fake.posts == 100);
+    pvl_memory_put(held);
+}
+
+static void *lister(void *held)
+{
+    struct pvl_op mine = {.engine = engine};
+    struct pvl_list list = {.op = &mine, .window = SLOTS / 2};
+
+    for (int i = 0; i < 20; i++) {
+        int rc = pvl_list_move(&list, IBV_WR_RDMA_WRITE, held, 0, sizeof(memory), 30, offsets, places, lengths, 4096, 9,
+                               sizeof(memory), 1 << 20, 1000 * MS);
+
+        while (rc == PVL_PENDING)
+            rc = pvl_progress(engine, PVL_UNTIL_FEW, &mine, 0, 1000 * MS) ? PVL_PENDING : 0;
+        assert(rc == 0);
+    }
+    assert(mine.posted == 20 * 30 && !mine.status);
+    return NULL;
+}
+
 /* ------------------------------------------------------------ waits and threads */
 
 static void waits_end_for_the_right_reason(void)
@@ -383,6 +517,24 @@ static void threads_share_an_engine(void)
     __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
     pthread_join(other, NULL);
     assert(pvl_memory_used(held) == 0 && engine->sleepers == 0);
+    pvl_memory_put(held);
+}
+
+static void threads_run_lists(void)
+{
+    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    pthread_t threads[5], other;
+
+    list_of(30, 128);
+    __atomic_store_n(&over, 0, __ATOMIC_RELAXED);
+    pthread_create(&other, NULL, deliverer, NULL);
+    for (int i = 0; i < 5; i++)
+        pthread_create(&threads[i], NULL, lister, held);
+    for (int i = 0; i < 5; i++)
+        pthread_join(threads[i], NULL);
+    __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
+    pthread_join(other, NULL);
+    assert(pvl_memory_used(held) == 0 && !engine->lists);
     pvl_memory_put(held);
 }
 
@@ -492,8 +644,13 @@ static const struct {
     TEST(a_list_that_fails_says_where),
     TEST(a_chain_cut_short_ends_when_it_is_flushed),
     TEST(a_list_is_let_go_when_the_engine_stops),
+    TEST(a_list_is_run_by_one_call),
+    TEST(a_list_that_takes_long_holds_the_memory),
+    TEST(a_refused_list_lets_the_memory_go),
+    TEST(a_prepared_list_is_run_again),
     TEST(waits_end_for_the_right_reason),
     TEST(threads_share_an_engine),
+    TEST(threads_run_lists),
     TEST(stopping_wakes_who_waits),
     TEST(a_hub_tells_the_loop_and_the_thread),
 };

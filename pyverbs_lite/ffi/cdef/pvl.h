@@ -31,6 +31,7 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_BUSY ...
 #define PVL_LATE ...
 #define PVL_CHECK ...
+#define PVL_OUTSIDE ...
 #define PVL_BOX_BYTES ...
 #define PVL_MORE ...
 #define PVL_UNTIL_FEW ...
@@ -84,6 +85,7 @@ struct pvl_request {
 };
 struct pvl_list {
     struct pvl_op *op;
+    struct pvl_memory *memory;
     uint64_t count;
     const struct pvl_request *requests;
     const uint64_t *offsets;
@@ -224,6 +226,7 @@ struct pvl_prepared {
     int32_t opcode;
     uint32_t heard;
     uint32_t changes;
+    struct pvl_list *list;
     ...;
 };
 int pvl_again(struct pvl_prepared *prepared);
@@ -242,6 +245,9 @@ uint64_t pvl_list_pack(struct pvl_list *list, int opcode, uint64_t max_piece, ui
                        const uint64_t *remote_offsets, const uint64_t *lengths, uint64_t length, uint64_t remote_addr,
                        uint32_t rkey, uint64_t remote_length);
 int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list, struct pvl_op *op, uint32_t window);
+int pvl_list_move(struct pvl_list *list, int opcode, struct pvl_memory *memory, uint64_t offset, uint64_t length,
+                  uint64_t count, const uint64_t *offsets, const uint64_t *remote_offsets, const uint64_t *lengths,
+                  uint64_t remote_addr, uint32_t rkey, uint64_t remote_length, uint64_t max_piece, int64_t timeout_ns);
 
 #define PVL_LOOKED_PART ...
 #define PVL_LOOKED_BUSY ...

@@ -214,6 +214,7 @@ struct pvl_engine {
 };
 
 static void pvl_pump(struct pvl_engine *engine);
+static int pvl_list_run(struct pvl_engine *engine, struct pvl_list *list, uint64_t offset, int64_t timeout_ns);
 static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind);
 static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arrival);
 static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len);
@@ -249,6 +250,12 @@ static int pvl_memory_get(struct pvl_memory *memory)
         return 0;
     pvl_memory_put(memory);
     return PVL_CLOSED;
+}
+
+/* One of its users gets company: it stays what it is, whoever deregisters it now. */
+static void pvl_memory_share(struct pvl_memory *memory)
+{
+    __atomic_add_fetch(&memory->users, 1, __ATOMIC_RELAXED);
 }
 
 /* How many requests in flight use it. */
@@ -826,6 +833,7 @@ struct pvl_prepared {
     uint32_t heard;   /* engine->heard and memory->changes when it was checked */
     uint32_t changes;
     int32_t running; /* a thread is in it; under the lock */
+    struct pvl_list *list; /* many moves in one: what they are beside this; or NULL */
 };
 
 /* Make a prepared move once, as pvl_move() does; or PVL_BUSY, PVL_LATE, PVL_CHECK, and then nothing was posted. */
@@ -845,6 +853,10 @@ static int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns)
         rc = PVL_LATE;
     } else if (prepared->heard != engine->heard || prepared->changes != memory->changes) {
         rc = PVL_CHECK;
+    } else if (prepared->list) {
+        prepared->running = 1;
+        rc = pvl_list_run(engine, prepared->list, prepared->offset, timeout_ns);
+        prepared->running = 0;
     } else {
         const struct pvl_ask ask = {
             .opcode = prepared->opcode, .addr = memory->addr + prepared->offset, .length = prepared->length,

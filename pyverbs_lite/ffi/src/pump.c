@@ -6,8 +6,11 @@
  * doorbell only the last is signalled: a queue completes in order, so its completion speaks for those before it.
  *
  * Whoever polls posts more of every list that waits, so a list of any length makes progress without its owner.
- * Everything here runs under the engine's lock.
+ * Everything here runs under the engine's lock, but for looking at the arrays before anything is posted.
  */
+
+/* What running a list may come to, beside. */
+#define PVL_OUTSIDE (-12) /* an entry reaches outside one of the two ranges, and `next` is its number; nothing was posted */
 
 /* One request of a list that is not packed. */
 struct pvl_request {
@@ -22,6 +25,7 @@ struct pvl_request {
 
 struct pvl_list {
     struct pvl_op *op;
+    struct pvl_memory *memory; /* that all entries use, where C counts that; or NULL */
     uint64_t count;
     const struct pvl_request *requests; /* or NULL, and the rest describes packed arrays */
     const uint64_t *offsets;
@@ -140,18 +144,19 @@ static uint32_t pvl_fill(struct pvl_engine *engine, struct pvl_list *list, uint3
 }
 
 /* The same for packed arrays, which are one run; this loop is what an entry costs. */
-static uint32_t pvl_fill_packed(struct pvl_engine *engine, struct pvl_list *list, uint32_t limit)
+static uint32_t pvl_fill_packed(struct pvl_engine *engine, struct pvl_list *list, uint32_t limit, uint64_t *bytes)
 {
     const uint64_t *offsets = list->offsets, *places = list->remote_offsets, *lengths = list->lengths;
-    const struct pvl_request base = list->base;
+    const uint64_t addr = list->base.addr, remote_addr = list->base.remote_addr;
     const uint64_t count = list->count, most = list->max_piece;
-    const uint32_t slot = engine->free[--engine->free_count];
-    uint64_t next = list->next, moved = list->moved;
-    uint32_t n = 0;
+    const uint32_t lkey = list->base.lkey, rkey = list->base.rkey, slot = engine->free[--engine->free_count];
+    const int opcode = list->base.opcode;
+    uint64_t next = list->next, moved = list->moved, sum = 0;
+    struct ibv_send_wr *wr = engine->wrs, *end = wr + limit;
+    struct ibv_sge *sge = engine->sges;
 
-    for (; n < limit && next < count; n++) {
+    for (; wr != end && next < count; wr++, sge += 2) {
         uint64_t offset = offsets[next] + moved, place = places[next] + moved, length = lengths[next] - moved;
-        struct ibv_send_wr *wr = &engine->wrs[n];
 
         wr->wr_id = pvl_wr_id(slot, next) | PVL_QUIET;
         if (length > most) {
@@ -163,19 +168,25 @@ static uint32_t pvl_fill_packed(struct pvl_engine *engine, struct pvl_list *list
                    lengths[next] <= most - length)
                 length += lengths[next];
         }
-        engine->sges[2 * n] = (struct ibv_sge){
-            .addr = base.addr + offset, .length = (uint32_t)length, .lkey = base.lkey,
-        };
+        sum += length;
+        sge->addr = addr + offset;
+        sge->length = (uint32_t)length;
+        sge->lkey = lkey;
         wr->num_sge = length ? 1 : 0;
-        wr->opcode = base.opcode;
+        wr->opcode = opcode;
         wr->send_flags = 0;
-        wr->wr.rdma.remote_addr = base.remote_addr + place;
-        wr->wr.rdma.rkey = base.rkey;
+        wr->wr.rdma.remote_addr = remote_addr + place;
+        wr->wr.rdma.rkey = rkey;
     }
     list->next = next;
     list->moved = moved;
-    engine->slots[slot] = (struct pvl_slot){.op = list->op, .opcode = base.opcode, .count = n};
-    return n;
+    *bytes = sum;
+    if (list->memory)
+        pvl_memory_share(list->memory);
+    engine->slots[slot] = (struct pvl_slot){
+        .op = list->op, .memory = list->memory, .opcode = opcode, .count = (uint32_t)(wr - engine->wrs),
+    };
+    return (uint32_t)(wr - engine->wrs);
 }
 
 /* Of a chain of n only so many were accepted: keep the runs that are whole, cut the one that is not, free the others. */
@@ -192,6 +203,8 @@ static void pvl_cut(struct pvl_engine *engine, uint32_t n, uint32_t accepted)
         slot->cut = 1;
         if (!slot->count) {
             slot->op = NULL;
+            if (slot->memory)
+                pvl_memory_put(slot->memory);
             engine->free[engine->free_count++] = number;
         }
     }
@@ -202,6 +215,7 @@ static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
 {
     struct pvl_op *op = list->op;
     struct ibv_send_wr *bad = NULL, *last;
+    uint64_t bytes = 0;
     uint32_t n, limit = pvl_room_left(engine), flying = op->posted - op->done;
     int rc;
 
@@ -211,7 +225,7 @@ static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
         limit = PVL_BATCH;
     if (limit > list->window - flying + (uint32_t)engine->framing.no_imm)
         limit = list->window - flying + (uint32_t)engine->framing.no_imm;
-    n = list->requests ? pvl_fill(engine, list, limit) : pvl_fill_packed(engine, list, limit);
+    n = list->requests ? pvl_fill(engine, list, limit) : pvl_fill_packed(engine, list, limit, &bytes);
     if (!n)
         return 0;
     last = &engine->wrs[n - 1];
@@ -228,15 +242,14 @@ static uint32_t pvl_post_chain(struct pvl_engine *engine, struct pvl_list *list)
         list->next = pvl_index_of(engine->wrs[accepted].wr_id);
         pvl_cut(engine, n, accepted);
         n = accepted;
+        bytes = 0;
+        for (uint32_t i = 0; i < n; i++)
+            bytes += engine->sges[2 * i].length;
     }
     if (list->requests) {
         for (uint32_t i = 0; i < n; i++)
             pvl_count(&engine->stats, engine->pieces[i].opcode, 1, engine->pieces[i].length);
     } else {
-        uint64_t bytes = 0;
-
-        for (uint32_t i = 0; i < n; i++)
-            bytes += engine->sges[2 * i].length;
         pvl_count(&engine->stats, list->base.opcode, n, bytes);
     }
     pvl_fly(engine, n);
@@ -259,6 +272,8 @@ static void pvl_pump(struct pvl_engine *engine)
         if (list->error || list->next == list->count) {
             *place = list->after;
             list->op->left = 0;
+            if (list->memory)
+                pvl_memory_put(list->memory); /* what is in flight holds it by itself */
         } else {
             place = &list->after;
         }
@@ -271,11 +286,32 @@ static uint64_t pvl_list_pack(struct pvl_list *list, int opcode, uint64_t max_pi
                               uint64_t length, uint64_t remote_addr, uint32_t rkey, uint64_t remote_length)
 {
     *list = (struct pvl_list){
+        .op = list->op, .window = list->window, /* as they were, if that was said already */
         .count = count, .offsets = offsets, .remote_offsets = remote_offsets, .lengths = lengths,
         .base = {.opcode = opcode, .length = length, .remote_addr = remote_addr, .rkey = rkey},
         .remote_length = remote_length, .max_piece = max_piece,
     };
     return pvl_list_check(list);
+}
+
+/* Let a list have its turn, from its first entry on; returns 0, PVL_STOPPED, or PVL_CLOSED. Under the lock. */
+static int pvl_list_enter(struct pvl_engine *engine, struct pvl_list *list)
+{
+    struct pvl_list **end = &engine->lists;
+
+    if (engine->stopped)
+        return PVL_STOPPED;
+    if (list->memory && pvl_memory_get(list->memory))
+        return PVL_CLOSED;
+    while (*end)
+        end = &(*end)->after;
+    list->next = list->moved = 0;
+    list->error = 0;
+    list->after = NULL;
+    *end = list;
+    list->op->left = 1;
+    pvl_pump(engine);
+    return 0;
 }
 
 /*
@@ -285,24 +321,63 @@ static uint64_t pvl_list_pack(struct pvl_list *list, int opcode, uint64_t max_pi
  */
 static int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list, struct pvl_op *op, uint32_t window)
 {
-    struct pvl_list **end = &engine->lists;
-    int rc = 0;
+    int rc;
 
     pthread_mutex_lock(&engine->lock);
-    if (engine->stopped) {
-        rc = PVL_STOPPED;
-    } else {
-        while (*end)
-            end = &(*end)->after;
-        list->op = op;
-        list->window = window;
-        list->after = NULL;
-        *end = list;
-        op->left = 1;
-        pvl_pump(engine);
-        if (engine->poke_fd < 0) /* an event loop looks by itself, and would have to be told */
-            pvl_glance(engine);
-    }
+    list->op = op;
+    list->window = window;
+    rc = pvl_list_enter(engine, list);
+    if (rc == 0 && engine->poke_fd < 0) /* an event loop looks by itself, and would have to be told */
+        pvl_glance(engine);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* Post a list of registered memory, wait, and say whether it went well; what it returns see pvl_list_move(). */
+static int pvl_list_run(struct pvl_engine *engine, struct pvl_list *list, uint64_t offset, int64_t timeout_ns)
+{
+    struct pvl_op *op = list->op;
+    int rc;
+
+    if (op->left)
+        return PVL_LATE;
+    if (engine->over)
+        return PVL_STOPPED;
+    list->base.addr = list->memory->addr + offset;
+    list->base.lkey = list->memory->lkey;
+    rc = pvl_list_enter(engine, list);
+    if (rc)
+        return rc;
+    pvl_glance(engine);
+    if (!pvl_ready(engine, PVL_UNTIL_FEW, op, 0) && timeout_ns > 0)
+        pvl_advance(engine, PVL_UNTIL_FEW, op, 0, timeout_ns);
+    return pvl_ready(engine, PVL_UNTIL_FEW, op, 0) && !op->status && !list->error ? 0 : PVL_PENDING;
+}
+
+/*
+ * Move pieces of registered memory, wait as pvl_progress() does until all are complete, and say whether it went well.
+ *
+ * The list has its operation, which is nobody else's, and its window; the rest is told here. After 0 nothing is left to
+ * do, and the list can be used again. After PVL_PENDING Python has to look after the operation, as it is in flight or
+ * has failed, and the list and the arrays must stay; of the memory the engine takes care until the end. Else nothing was
+ * posted: PVL_OUTSIDE, PVL_STOPPED, PVL_CLOSED.
+ */
+static int pvl_list_move(struct pvl_list *list, int opcode, struct pvl_memory *memory, uint64_t offset, uint64_t length,
+                         uint64_t count, const uint64_t *offsets, const uint64_t *remote_offsets,
+                         const uint64_t *lengths, uint64_t remote_addr, uint32_t rkey, uint64_t remote_length,
+                         uint64_t max_piece, int64_t timeout_ns)
+{
+    struct pvl_engine *engine = list->op->engine;
+    int rc;
+
+    if (pvl_list_pack(list, opcode, max_piece, count, offsets, remote_offsets, lengths, length, remote_addr, rkey,
+                      remote_length) != count)
+        return PVL_OUTSIDE;
+    list->memory = memory;
+    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
+        return PVL_STOPPED; /* see pvl_run() */
+    pthread_mutex_lock(&engine->lock);
+    rc = pvl_list_run(engine, list, offset, timeout_ns);
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
