@@ -106,6 +106,14 @@ def _peers(case: str) -> tuple[tuple[str, str], ...]:
     return (("ibverbs", f"ibverbs: {case}"), ("pyverbs", f"pyverbs: {case}"))
 
 
+_BATCHES = ((64, "64"), (1024, "1024"), (1000000, "a million"))
+
+
+def _batch(count: int, what: str, case: str) -> Row:
+    name = f"pvl: {case} {count}"
+    return Row(what, name, name, "alone", 12, beside=_peers(f"list {count}"))
+
+
 ROWS = (
     Row(
         "one post + wait + status in one C call, prepared 64 B write, layer only",
@@ -123,16 +131,11 @@ ROWS = (
         600,
         beside=_peers("built"),
     ),
-    Row(
-        "packed batch of 64, per operation",
-        "pvl: write_many 64",
-        "pvl: write_many 64",
-        "alone",
-        12,
-        beside=_peers("list 64"),
+    *(
+        _batch(count, f"packed batch of {said}, prepared, per operation", "prepared write_many")
+        for count, said in _BATCHES
     ),
-    Row("packed batch of 1024, per operation", "pvl: write_many 1024", "pvl: write_many 1024", "alone", 12),
-    Row("packed batch of a million, per operation", "pvl: write_many 1000000", "pvl: write_many 1000000", "alone", 12),
+    *(_batch(count, f"the same through `write_many`, {said}", "write_many") for count, said in _BATCHES),
     Row(
         "two-sided: recv + repost + send, layer only",
         "pvl: two-sided",

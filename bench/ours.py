@@ -44,6 +44,7 @@ def main() -> None:
             cases[f"c list {count}"] = partial(_lists, floor, path, count)
         for count in BATCHES:
             cases[f"write_many {count}"] = _many(left, left.remote["target"], region, count)
+            cases[f"prepared write_many {count}"] = _prepared_many(left, left.remote["target"], region, count)
         regions = [end.register(bytearray(SIZE)) for end, _ in made]
         writes = [
             partial(end.write, end.remote["target"][:SIZE], own[:SIZE])
@@ -91,17 +92,33 @@ def _messages(left, right, part) -> Case:  # type: ignore[no-untyped-def]
     return repeated(one)
 
 
-def _many(conn, remote, region, count: int) -> Case:  # type: ignore[no-untyped-def]
-    """Time one packed batch of so many pieces, which do not continue each other."""
+def _rows(count: int) -> tuple[array[int], array[int], array[int]]:
+    """Return so many pieces, which do not continue each other."""
     where = array("Q", [(2 * i * SIZE) % (1 << 16) for i in range(count)])
-    lengths = array("Q", [SIZE]) * count
+    return where, where, array("Q", [SIZE]) * count
+
+
+def _many(conn, remote, region, count: int) -> Case:  # type: ignore[no-untyped-def]
+    """Time packed batches of so many pieces."""
+    rows = _rows(count)
 
     def run(n: int) -> int:
-        batches, some = max(1, n // count), min(n, count)  # fewer than a batch: a run that only looks whether all works
-        rows = where[:some], where[:some], lengths[:some]
-        return repeated(partial(conn.write_many, remote, region, *rows))(batches)
+        some = min(n, count)  # fewer than a batch: a run that only looks whether all works
+        return _batches(partial(conn.write_many, remote, region, *(row[:some] for row in rows)), some, n)
 
     return run
+
+
+def _prepared_many(conn, remote, region, count: int) -> Case:  # type: ignore[no-untyped-def]
+    """Time the same, prepared: what peers do, whose lists are built before the clock runs."""
+    prepared = conn.prepare_write_many(remote, region, *_rows(count))
+    return lambda n: _batches(prepared.run, count, n)
+
+
+def _batches(run, count: int, n: int) -> int:  # type: ignore[no-untyped-def]
+    """Time whole batches; return what so many operations have their share of it."""
+    batches = max(1, n // count)
+    return repeated(run)(batches) * n // (batches * count)
 
 
 def _turns(writes) -> Case:  # type: ignore[no-untyped-def]

@@ -71,7 +71,9 @@ def _batches(figures: Figures) -> Any:
     if not points:
         return None
     picture, ax = pyplot.subplots(figsize=(7, 4.5))
-    ax.plot(*zip(*points, strict=True), "o-", label="pyverbs_lite, write_many")
+    if prepared := _points(figures, r"pvl: prepared write_many (\d+)"):
+        ax.plot(*zip(*prepared, strict=True), "o-", label="pyverbs_lite, prepared write_many")
+    ax.plot(*zip(*points, strict=True), "D-", label="pyverbs_lite, write_many")
     for who, label, marker in (
         ("pvl: c", "C, lists", "s--"),
         ("ibverbs:", "PyPI ibverbs, lists", "^:"),

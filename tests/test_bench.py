@@ -17,7 +17,18 @@ from bench.goals import ROWS  # noqa: E402
 from bench.report import COLUMNS, cells, page  # noqa: E402
 from bench.rounds import Figure, measure  # noqa: E402
 
-MEASURED = ("c write", "fused", "write", "write_many 64", "two-sided", "start_write", "qps 1", "qps 8", "qps 64")
+MEASURED = (
+    "c write",
+    "fused",
+    "write",
+    "write_many 64",
+    "prepared write_many 64",
+    "two-sided",
+    "start_write",
+    "qps 1",
+    "qps 8",
+    "qps 64",
+)
 
 
 @pytest.fixture(scope="module")
