@@ -15,7 +15,6 @@ from . import cm, connection, listener
 from ._aio_connection import Connection
 from ._args import Deadline
 from ._cm_establish import establish_accepting
-from ._control import Control
 from ._dial import Dial
 from ._establish import establish
 from .errors import ClosedError, WaitTimeout
@@ -66,7 +65,7 @@ class ListenerBase(ABC):
         if isinstance(inner, cm.Listener):
             request = inner._next(Deadline(0))
             return lambda: connection.Connection(establish_accepting(request, settings, limit)), None
-        control = Control.of(inner._next(Deadline(0)), settings)
+        control = inner._next(Deadline(0))
         making = functools.partial(establish, control, settings, limit, accepting=True)
         return lambda: connection.Connection(making()), control.close
 

@@ -140,6 +140,7 @@ class CMLink(Link):
     def watch(self, seconds: float | None) -> None:
         """Notice the peer's news from now on, and with ``seconds`` also that its host is gone."""
         self.engine.watch_peer()
+        self.engine.read_peer()  # what came between the messages until now wakes nobody
         if seconds:
             self._asking = keep_asking(self.engine, seconds)
 

@@ -8,14 +8,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from ._args import Deadline
 from ._control_base import MOST_CHUNKS, ControlBase, refusal
 from ._settings import KEEP_ALIVE, Settings
-from ._tcp import address_text, set_keep_alive
+from ._tcp import address_text, tune
 from .errors import (
     ClosedError,
     HandshakeError,
@@ -33,6 +33,8 @@ __all__ = ["CHUNK", "Control", "Peer"]
 
 #: Bytes of one read.
 CHUNK = 65536
+#: Neither does the socket's own mode matter, nor is a signal sent.
+_SENDING = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 #: One sleep of a wait: a descriptor's number may be another file's by the time one sleeps on it, but not for long.
 _SLICE = 1.0
 #: So many buffers that were taken back are remembered, to name them in errors.
@@ -49,6 +51,9 @@ class Control(ControlBase):
     Args:
         tls: what the bytes go through; by default they go as they are.
         keep_alive: seconds after which a host that says nothing is gone; 0 or None waits for ever.
+        tuned: whether the socket has what it needs: one that was accepted has it from the listening one.
+        local_address: this side's IP address, where it is known.
+        address: the peer's address as of a socket, where it is known.
 
     Attributes:
         chunk: how many bytes one read takes.
@@ -57,19 +62,26 @@ class Control(ControlBase):
         PeerClosedError: the peer is gone already.
     """
 
-    def __init__(self, sock: socket.socket, *, tls: Tls | None = None, keep_alive: float | None = KEEP_ALIVE) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        tls: Tls | None = None,
+        keep_alive: float | None = KEEP_ALIVE,
+        tuned: bool = False,
+        local_address: str = "",
+        address: tuple[Any, ...] | None = None,
+    ) -> None:
         super().__init__()
         self.socket = sock
         self.chunk = CHUNK
         self._tls = tls
         self._keep_alive = keep_alive
         try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if keep_alive:
-                set_keep_alive(sock, keep_alive)
-            self.local_address = address_text(sock.getsockname())
-            peer = sock.getpeername()
+            if not tuned:
+                tune(sock, keep_alive)
+            self.local_address = local_address or address_text(sock.getsockname())
+            peer = address or sock.getpeername()
             self.peer = f"{address_text(peer)} port {peer[1]}"
         except OSError as error:
             sock.close()
@@ -79,14 +91,32 @@ class Control(ControlBase):
             raise
 
     @classmethod
-    def of(cls, sock: socket.socket, settings: Settings, host: str | None = None) -> Self:
-        """Make it as the settings have it; a side that connects knows the peer as ``host``."""
+    def of(cls, sock: socket.socket, settings: Settings, host: str | None = None, **known: Any) -> Self:
+        """Make it as the settings have it; a side that connects knows the peer as ``host``.
+
+        Args:
+            known: as of the class.
+        """
         try:
             tls = settings.tls(host)
         except BaseException:
             sock.close()
             raise
-        return cls(sock, tls=tls, keep_alive=settings.keep_alive)
+        return cls(sock, tls=tls, keep_alive=settings.keep_alive, **known)
+
+    @classmethod
+    def accepted(cls, listening: socket.socket, settings: Settings, local_address: str) -> Self:
+        """Take who has connected to a listening socket that was tuned.
+
+        Args:
+            local_address: as ``own_address`` says of that socket.
+
+        Raises:
+            OSError: as ``socket.accept``.
+            As the class.
+        """
+        sock, address = listening.accept()
+        return cls.of(sock, settings, tuned=True, local_address=local_address, address=address)
 
     def fileno(self) -> int:
         """Return the socket's descriptor; -1 once it is closed."""
@@ -99,18 +129,27 @@ class Control(ControlBase):
             linger: seconds to wait for the peer to have read what was sent. What arrives here and is not read before
                 closing makes TCP throw away what the peer has not read yet, such as why it was refused.
         """
-        with suppress(OSError, ClosedError):
-            with self.lock:
-                self.socket.shutdown(socket.SHUT_WR)
-            deadline = Deadline(linger)
-            for _ in range(MOST_CHUNKS):
-                if self._read() in (b"", None) and (self._ended or deadline.expired):
-                    break
-                self._ready(select.POLLIN, deadline)
+        if linger:
+            with suppress(OSError, ClosedError):
+                self._linger(Deadline(linger))
         with self.lock:
+            if self.socket.fileno() < 0:
+                return
             with suppress(OSError):
+                for _ in range(MOST_CHUNKS):
+                    self._read()
+                    if not self._more:
+                        break
                 self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in _ready()
             self.socket.close()
+
+    def _linger(self, deadline: Deadline) -> None:
+        with self.lock:
+            self.socket.shutdown(socket.SHUT_WR)
+        for _ in range(MOST_CHUNKS):
+            if self._read() in (b"", None) and (self._ended or deadline.expired):
+                break
+            self._ready(select.POLLIN, deadline)
 
     def drop(self) -> None:
         """Let go of the descriptor in a forked child; the connection belongs to the parent."""
@@ -170,17 +209,19 @@ class Control(ControlBase):
         """Hand to the socket what it takes."""
         if self._tls is not None:
             self._unsent += self._tls.data_to_send()
-        with suppress(BlockingIOError):
-            del self._unsent[: self.socket.send(self._unsent, socket.MSG_NOSIGNAL) if self._unsent else 0]
+        if self._unsent:
+            with suppress(BlockingIOError):
+                del self._unsent[: self.socket.send(self._unsent, _SENDING)]
 
     def _read(self) -> bytes | None:
         """Return what has arrived, empty at the end, or None if nothing has."""
         with self.lock:
+            self._more = False
             if self._tls is not None and self._tls.ended:
                 self._ended = True
                 return b""
             try:
-                data = self.socket.recv(self.chunk)
+                data = self.socket.recv(self.chunk, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -193,6 +234,7 @@ class Control(ControlBase):
                     )
                     return None
                 data = b""  # a reset; the channel knows best what the end means at this point
+            self._more = len(data) == self.chunk
             if self._tls is None:
                 self._ended = self._ended or not data
                 return data
@@ -221,13 +263,13 @@ class Control(ControlBase):
 
     def _ready(self, what: int, deadline: Deadline) -> bool:
         """Wait until the socket can be read or written, or has failed; False once the deadline has passed."""
-        while not deadline.expired:
+        while left := deadline.left:
             if (fd := self.fileno()) < 0:
                 raise ClosedError(f"the control connection with {self.peer} is closed")
             poller = select.poll()
             poller.register(fd, what)
             # poll() rounds towards zero, and would spin through the last millisecond.
-            if poller.poll(int(deadline.at_most(_SLICE) * 1000) + 1):
+            if poller.poll(int(min(left, _SLICE) * 1000) + 1):
                 return True
         return False
 

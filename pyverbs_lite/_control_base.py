@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from ._args import Deadline
@@ -46,6 +45,7 @@ class ControlBase(ABC):
         self._unsent = bytearray()
         self._torn = False  # an interrupt came between moving bytes and taking note of it
         self._ended = False
+        self._more = True  # the last read may have left something
 
     @abstractmethod
     def fileno(self) -> int:
@@ -115,11 +115,13 @@ class ControlBase(ABC):
                     break
                 self._torn = True
                 data = self._read()
-                with suppress(HandshakeError):  # the channel keeps it, for after the events before it
+                try:
                     if data is not None:
                         events += self.channel.receive_data(data) if data else self.channel.receive_eof()
+                except HandshakeError:
+                    pass  # the channel keeps it, for after the events before it
                 self._torn = False
-                if data is None:
+                if data is None or not self._more:
                     break
             if not events and self.channel.error is not None:
                 raise self.channel.error
@@ -127,8 +129,8 @@ class ControlBase(ABC):
 
     @property
     def has_news(self) -> bool:
-        """Whether events were read that nobody has taken."""
-        return bool(self._events)
+        """Whether something was read that nobody has taken: events, or an error."""
+        return bool(self._events) or self.channel.error is not None
 
     def _last_word(self) -> HandshakeError | None:
         """Return why the peer has refused, where nothing can be sent to it: it may have left, and said why before."""
@@ -177,12 +179,7 @@ class ControlBase(ABC):
         return None
 
     def has(self, kind: type[Event]) -> bool:
-        """Say whether such an event has arrived and was not taken yet.
-
-        Raises:
-            PeerProtocolError, PeerClosedError: what the peer sent, or that it went away.
-        """
-        self._events.extend(self._receive())
+        """Say whether such an event was read and not taken yet."""
         return any(isinstance(event, kind) for event in self._events)
 
 

@@ -138,6 +138,7 @@ class Dial:
 
 def over_tcp(dial: Dial, attempt: Attempt, deadline: Deadline) -> Link:
     """Make one attempt over TCP."""
-    control = Control.of(connect_tcp(dial.host, dial.port, deadline), dial.settings, dial.host)
+    sock, address = connect_tcp(dial.host, dial.port, deadline)
+    control = Control.of(sock, dial.settings, dial.host, address=address)
     attempt.began(control)
     return establish(control, dial.settings, deadline, accepting=False)

@@ -516,7 +516,7 @@ class Engine(Resource):
         """From now on, wake waiters also when the peer says something, or is gone."""
         self._watching = True
         self._c.peer_fd = self._peer.control.fileno()
-        self.read_peer()  # what came with the end of the handshake wakes nobody
+        self.take_news()  # what came with the end of the handshake wakes nobody
 
     def read_peer(self) -> None:
         """Take the peer's news."""
@@ -535,7 +535,7 @@ class Engine(Resource):
             lib.pvl_heard(self._c)
 
     def take_news(self) -> None:
-        """Take the peer's news that came in while something was sent to it, of which its descriptor says no more."""
+        """Take the peer's news that were read on the way to something else, of which its descriptor says no more."""
         if self._watching and self._peer.control.has_news:
             self.read_peer()
 

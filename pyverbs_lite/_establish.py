@@ -59,9 +59,9 @@ _CODES: tuple[tuple[type[BaseException], RefuseCode], ...] = (
 )
 
 
-#: A conversation with the peer, step by step: it yields which event of the peer's it waits for, or None to go on once
-#: what is queued was handed to the carrier.
-_Talk: TypeAlias = Generator[type[Event] | None, Event | None, _T]
+#: A conversation with the peer, step by step: it yields which event of the peer's it waits for, once what is queued was
+#: handed to the carrier.
+_Talk: TypeAlias = Generator[type[Event], Event, _T]
 #: The handshake of one side; it returns the link.
 Steps: TypeAlias = _Talk[Link]
 
@@ -99,8 +99,7 @@ def handshake(
         link.introduce(settings, deadline)
         if hello is None:
             hello = yield HelloReceived
-        else:
-            yield None
+        # Who accepts is in RTS before it says a word: so the peer, which has to wait for both, is woken once.
         assert isinstance(hello, HelloReceived)
         link.to_rts(hello.endpoint)
         control.channel.ready()
@@ -170,8 +169,9 @@ def drive(control: ControlBase, talk: _Talk[_T], peer: Peer, deadline: Deadline)
     try:
         wanted = next(talk)
         while True:
-            control.flush(deadline)
-            wanted = talk.send(None if wanted is None else control.expect(wanted, deadline, peer.note))
+            if control.channel.has_data:
+                control.flush(deadline)
+            wanted = talk.send(control.expect(wanted, deadline, peer.note))
     except StopIteration as end:
         outcome: _T = end.value
         return outcome

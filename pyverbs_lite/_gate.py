@@ -26,6 +26,7 @@ from ._control import CHUNK, Control, Peer
 from ._establish import LAST_WORD, Steps, reason_for
 from ._link import Link
 from ._settings import Settings
+from ._tcp import own_address, tune
 from .errors import (
     AuthenticationError,
     ClosedError,
@@ -121,6 +122,8 @@ class Gate:
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="pyverbs_lite handshake")
         self._thread = threading.Thread(target=self._run, name="pyverbs_lite gate", daemon=True)
         sock.setblocking(False)
+        tune(sock, settings.keep_alive)
+        self._own_address = own_address(sock)
         self._epoll.register(sock, select.EPOLLIN)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
@@ -237,7 +240,7 @@ class Gate:
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
             try:
-                control = Control.of(self._socket.accept()[0], self._settings)
+                control = Control.accepted(self._socket, self._settings, self._own_address)
             except BlockingIOError:
                 return
             except (ConnectionAbortedError, PeerClosedError):
@@ -316,9 +319,6 @@ class Gate:
         """Make a QP and connect it, in a worker."""
         try:
             wanted = guest.steps.send(event)
-            while wanted is None:
-                guest.control.send_now()
-                wanted = guest.steps.send(None)
         except BaseException as error:
             self._call(functools.partial(self._back, guest, error))
         else:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import select
 import socket
+from typing import Any
 
 from ._args import Deadline, check_int
 from .errors import HandshakeTimeout
 
-__all__ = ["address_text", "bind_tcp", "connect_tcp", "set_keep_alive"]
+__all__ = ["address_text", "bind_tcp", "connect_tcp", "own_address", "tune"]
+
+#: Addresses that stand for all that there are.
+_EVERY = ("0.0.0.0", "::")
+_ON_ITS_WAY = (errno.EINPROGRESS, errno.EALREADY)
+#: One wait for an answer, in seconds: more than TCP takes to give up.
+_LONGEST = 3600.0
 
 
 def address_text(address: tuple[object, ...]) -> str:
@@ -21,21 +31,35 @@ def address_text(address: tuple[object, ...]) -> str:
         return f"{text}%{scope}"
 
 
-def set_keep_alive(sock: socket.socket, seconds: float) -> None:
-    """Let the kernel give up a peer whose host has not answered for so long.
+def own_address(listening: socket.socket) -> str:
+    """Return the address of those that a socket accepts, or ``""`` where it listens on several."""
+    address = address_text(listening.getsockname())
+    return "" if address in _EVERY else address
 
-    The hosts' kernels do this among themselves: a process that is busy, or stopped, is not taken for gone.
+
+def tune(sock: socket.socket, keep_alive: float | None) -> None:
+    """Set what a control connection needs; what a listening socket accepts has the same.
+
+    Args:
+        keep_alive: let the kernel give up a peer whose host has not answered for so many seconds; 0 or None for never.
+            The hosts' kernels do this among themselves: a process that is busy, or stopped, is not taken for gone.
     """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not keep_alive:
+        return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # The questions begin at half time, and then come often enough for one more to be due soon after the time is up.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 2)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 10)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(keep_alive / 2)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(keep_alive / 10)))
     # How long counts for them too, rather than how many; and for what was sent and is not acknowledged.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(seconds * 1000)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(keep_alive * 1000)))
 
 
-def connect_tcp(host: str, port: int, deadline: Deadline) -> socket.socket:
+def connect_tcp(host: str, port: int, deadline: Deadline) -> tuple[socket.socket, tuple[Any, ...]]:
     """Open a TCP connection; every address of the name is tried, and their scope ids are kept.
+
+    Returns:
+        The socket, which never blocks, and the address that it is connected to.
 
     Raises:
         TypeError, ValueError: not a host name, or not a port.
@@ -46,11 +70,10 @@ def connect_tcp(host: str, port: int, deadline: Deadline) -> socket.socket:
         raise TypeError(f"host must be a name or an IP address as text, not {host!r}")
     check_int("port", port, 1, 65535)
     refusal: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
+    for family, address in _addresses(host, port):
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            sock.settimeout(None if deadline.seconds is None else max(deadline.left, 1e-3))
-            sock.connect(address)
+            _connect(sock, address, deadline)
         except OSError as error:
             sock.close()
             if deadline.expired:
@@ -60,10 +83,36 @@ def connect_tcp(host: str, port: int, deadline: Deadline) -> socket.socket:
             sock.close()
             raise
         else:
-            return sock
+            return sock, address
     assert refusal is not None  # getaddrinfo returns at least one address, or raises
     # OSError picks the subclass from the number: ConnectionRefusedError and so on.
     raise OSError(refusal.errno, f"cannot connect to {host} port {port}: {refusal.strerror or refusal}") from refusal
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """Return the addresses of a name, each with its family."""
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except (OSError, ValueError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [(family, address) for family, _, _, _, address in found]
+    return [(socket.AF_INET, (host, port))]  # a number, of which nobody need be asked
+
+
+def _connect(sock: socket.socket, address: tuple[Any, ...], deadline: Deadline) -> None:
+    code = sock.connect_ex(address)
+    if code in _ON_ITS_WAY:
+        code = sock.connect_ex(address)  # of this host's own listeners the answer is there by now
+    while code in _ON_ITS_WAY:
+        left = deadline.left
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        if not left or not poller.poll(min(left, _LONGEST) * 1000 + 1):
+            code = errno.ETIMEDOUT
+        else:
+            code = sock.connect_ex(address)
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 def bind_tcp(host: str, port: int, backlog: int) -> socket.socket:

@@ -13,9 +13,9 @@ from ._args import Deadline
 from ._control import Control
 from ._establish import establish
 from ._settings import ConnectOptions, Settings, spelled
-from ._tcp import address_text, bind_tcp
+from ._tcp import address_text, bind_tcp, own_address, tune
 from .connection import Connection
-from .errors import ClosedError, WaitTimeout
+from .errors import ClosedError, PeerClosedError, WaitTimeout
 
 __all__ = ["Listener", "listen"]
 
@@ -35,6 +35,8 @@ class Listener:
         self._settings = settings
         self._closing = False
         sock.setblocking(False)
+        tune(sock, settings.keep_alive)
+        self._own_address = own_address(sock)
         address = sock.getsockname()
         self.host, self.port = address_text(address), int(address[1])
 
@@ -61,11 +63,11 @@ class Listener:
             ClosedError: the listener is closed.
         """
         deadline = Deadline(timeout)
-        control = Control.of(self._next(deadline), self._settings)
+        control = self._next(deadline)
         limit = deadline.sooner(self._settings.timeout)
         return Connection(establish(control, self._settings, limit, accepting=True))
 
-    def _next(self, deadline: Deadline) -> socket.socket:
+    def _next(self, deadline: Deadline) -> Control:
         """Wait for somebody to connect; several threads may."""
         while (fd := self.fileno()) >= 0:
             # The socket never blocks, so that each thread has its own deadline, and a client that is gone again holds
@@ -74,7 +76,9 @@ class Listener:
             poller.register(fd, select.POLLIN)
             poller.poll(int(deadline.at_most(_SLICE) * 1000) + 1)
             try:
-                return self._socket.accept()[0]
+                return Control.accepted(self._socket, self._settings, self._own_address)
+            except PeerClosedError:
+                raise
             except (BlockingIOError, ConnectionAbortedError):
                 if deadline.expired and not self.closed:
                     raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept") from None

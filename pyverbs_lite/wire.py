@@ -291,6 +291,11 @@ class Channel:
         tail = plain(text).encode()[:MAX_REASON].decode(errors="ignore").encode()
         self._say(FrameType.REFUSE, Refused(code, text), head + tail)
 
+    @property
+    def has_data(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._outbox) and not self._silent
+
     def data_to_send(self) -> bytes:
         """Return the queued bytes and forget them; never raises, so that a refusal leaves also after an error."""
         if self._silent:

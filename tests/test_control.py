@@ -416,5 +416,6 @@ def test_every_address_of_a_name_is_tried(monkeypatch):
         other.close()
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", p)) for p in (dead, port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        with connect_tcp("several", 1, in_time()) as sock:
-            assert sock.getpeername()[1] == port
+        sock, address = connect_tcp("several", 1, in_time())
+        with sock:
+            assert sock.getpeername() == address == ("127.0.0.1", port)

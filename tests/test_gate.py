@@ -36,7 +36,6 @@ class House:
         guest.control.channel.hello(endpoint(0x31))
         for number in range(self.answer // 200):
             guest.control.channel.buffer(pvl.RemoteBuffer(0x1000, 5, 8, name=f"{number:0200}"))
-        yield None
         yield ReadyReceived
 
     def admit(self) -> bool:
