@@ -63,7 +63,7 @@ class Deadline:
             if type(seconds) is not float and (isinstance(seconds, bool) or not isinstance(seconds, (int, Real))):
                 raise TypeError(f"timeout must be a number of seconds or None, not {seconds!r}")
             seconds = float(seconds)  # other kinds of number would count time in their own precision
-            if math.isnan(seconds) or seconds < 0:
+            if not seconds >= 0:  # a NaN is neither
                 raise ValueError(f"timeout must not be negative, and is {seconds}")
         self.seconds = seconds
         self._end = math.inf if seconds is None else time.monotonic() + seconds if seconds else -math.inf
@@ -79,6 +79,12 @@ class Deadline:
     def expired(self) -> bool:
         """Whether nothing is left."""
         return self.seconds is not None and (not self.seconds or time.monotonic() >= self._end)
+
+    @classmethod
+    def with_slice(cls, seconds: float, most: float) -> tuple[Deadline, int]:
+        """Return a deadline, and the nanoseconds of its first slice: all of it, or ``most`` seconds if that is less."""
+        deadline = cls(seconds)
+        return deadline, int((deadline.seconds if deadline.seconds < most else most) * 1e9)  # type: ignore[operator]
 
     def at_most(self, seconds: float) -> float:
         """Return the time left, or ``seconds`` if that is less: one slice of a longer wait."""

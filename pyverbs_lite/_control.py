@@ -7,7 +7,6 @@ import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -282,6 +281,7 @@ class Peer:
         withdrawn: the remote keys that it took back, each with its buffer's name; only the last, of very many.
         domain: which protection domain it registers its memory in, or 0 where it has not said.
         connection: the same for what it registers for this connection alone.
+        token: what the standing of its buffers is compared with.
         heard: how many pieces of news there were.
     """
 
@@ -290,6 +290,7 @@ class Peer:
         self.buffers: dict[str, RemoteBuffer] = {}
         self.withdrawn: dict[int, str] = {}
         self.domain = self.connection = 0
+        self.token = object()  # and not this object, which a buffer would keep alive
         self.heard = 0
         self._over: VerbsError | None = None
 
@@ -313,7 +314,7 @@ class Peer:
             self._forget(event.buffer.name)
             self.withdrawn.pop(event.buffer.rkey, None)
             domain = self.connection if event.passing else self.domain
-            self.buffers[event.buffer.name] = replace(event.buffer, domain=domain, owner=self.control.peer)
+            self.buffers[event.buffer.name] = event.buffer.of_peer(self.token, domain, self.control.peer)
         elif isinstance(event, BufferWithdrawn):
             self._forget(event.name)
         elif isinstance(event, DomainNamed):
@@ -326,6 +327,7 @@ class Peer:
     def _forget(self, name: str) -> None:
         """Take note that a name means nothing any more, or something else."""
         if (old := self.buffers.pop(name, None)) is not None:
+            old._standing.end()
             self.withdrawn[old.rkey] = name
             if len(self.withdrawn) > _MOST_WITHDRAWN:
                 del self.withdrawn[next(iter(self.withdrawn))]

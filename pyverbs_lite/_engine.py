@@ -53,7 +53,7 @@ _FLUSH_TIME = 1.0
 _LAST_ACK_NS = 50_000_000
 #: How a credit ends that the peer's leaving did not make fail.
 _NO_FAULT = (0, int(WCStatus.WR_FLUSH_ERR))
-_move, _move_on, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_on, lib.pvl_move_copy, ffi.from_buffer
+_move, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
 _PENDING = lib.PVL_PENDING
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -69,6 +69,7 @@ class Engine(Resource):
         hub: who reads the events of the CQ's channel, where others use that too.
 
     Attributes:
+        quick: the operation of the short way, see ``limit``; one caller at a time has it, and C says who.
         inbox: the messages that have arrived.
         failure: why the connection is over, or None.
         ending: why this side is about to end the connection, while it says goodbye.
@@ -94,6 +95,7 @@ class Engine(Resource):
         self._c.cell_addr, self._c.cell_lkey = staging.addr, staging.lkey
         self._c.max_inline = min(qp.cap.max_inline_data, self._c.cell_size)
         self._qp, self._staging, self._receives, self._peer = qp, staging.mr, receives, peer
+        self.quick = Operation.reusable(self._c)
         self._watching = False
         self._window = max(1, send_slots // 2)  # of one operation, so that a long one leaves slots to the others
         self._live: dict[Operation, None] = {}
@@ -134,6 +136,34 @@ class Engine(Resource):
         more = untold(depth)
         lib.pvl_grant(self._c, depth + more, more + 1, granted, control, control // 2, not immediates)
 
+    def limit(self, max_piece: int, max_send: int, max_reads: int) -> None:
+        """Say what the short way is for: the most bytes of a request and of a message, and the reads in flight.
+
+        The short way is one call of C that the methods of a connection make by themselves, with ``quick`` and without
+        any entry in the books here. Only where that call does not do, its caller goes on with ``settled``; with
+        ``left`` if an exception comes in between; and the usual way, if nothing was posted.
+        """
+        self._c.pd, self._c.max_piece, self._c.max_send, self._c.max_reads = self._pd, max_piece, max_send, max_reads
+
+    def settled(self, rc: int, op: Operation, operation: str, deadline: Deadline | None) -> bool:
+        """Say whether what the short way has come to is the end; False: nothing was posted. Errors as ``run``."""
+        if rc == _PENDING:
+            self.finish(op, operation, deadline or Deadline(None))
+            op.c.busy = 0  # until here it was nobody else's
+        elif self._live:  # C may have entered what others wait for, or nobody
+            self._reap()
+        return rc in (0, _PENDING)
+
+    def broken_off(self, op: Operation, mr: MR | None) -> None:
+        """Take care of what the short way may have left behind, in flight or failed, and have others use another."""
+        if op.c.busy:
+            if self.quick is op:
+                self.quick = Operation.reusable(self._c)
+            if mr is not None:
+                op.regions = (*op.regions, mr)
+            self._live[op] = None
+            self._reap()
+
     # ------------------------------------------------------------ sending
 
     def move(
@@ -157,11 +187,8 @@ class Engine(Resource):
             if part._recycled:
                 op.regions = (mr,)
                 mr._holders.add(op.serial)
-            if deadline is None and not imm:
-                rc = _move_on(op.c, opcode, mr._c, part.offset, part.length, addr, rkey)
-            else:
-                wait = _SLICE_NS if deadline is None else self._slice(deadline)
-                rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
+            wait = _SLICE_NS if deadline is None else self._slice(deadline)
+            rc = _move(self._c, op.c, opcode, mr._c, part.offset, part.length, addr, rkey, imm, wait)
         except BaseException:
             self._leave(op, mr)
             raise
@@ -226,9 +253,7 @@ class Engine(Resource):
             self.run(operation, (Request.of(opcode, source, addr, rkey, imm),), deadline, region=mr)
 
     def _pooled(self) -> Operation:
-        op = Operation((), None)
-        op.running = False
-        op.c.engine = self._c
+        op = Operation.reusable(self._c)
         self._pool[op] = None
         return op
 

@@ -178,6 +178,14 @@ class Operation:
         self.running = True
         self.notify: Callable[[], None] | None = None
 
+    @classmethod
+    def reusable(cls, engine: CData) -> Operation:
+        """Return one that is used over and over, each time by one call of C, which finds the engine by it."""
+        op = cls((), None)
+        op.running = False
+        op.c.engine = engine
+        return op
+
     @property
     def ended(self) -> bool:
         """Whether nothing of it is in flight, and nothing left to post."""

@@ -41,9 +41,10 @@ class Mover:
         self._pd = link.pd
         self._max_send_size = link.agreed.max_send_size
         self._max_piece = min(link.agreed.max_rdma_size, _MAX_PIECE)
-        self._longest = min(self._max_send_size, self._max_piece)
         self._read_depth = link.agreed.max_rd_atomic
         self._domains = {link.peer.domain, link.peer.connection}
+        self._token = link.peer.token
+        self._engine.limit(self._max_piece, self._max_send_size, self._read_depth)
         self._withdrawn = link.peer.withdrawn
 
     def _source(self, data: Memory | MR | MRSlice) -> Source:

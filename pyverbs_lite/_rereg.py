@@ -161,7 +161,7 @@ class Reregistration(Resource):
     def _commit(self, pinned: Pinned | None, access: AccessFlags, pd: PD | None) -> None:
         handle = self._handle
         self.lkey, self.rkey, self.access = handle.lkey, handle.rkey, access
-        self._c.lkey = self.lkey
+        self._c.lkey, self._c.access = self.lkey, access
         if pinned is not None:
             old, self._pinned = self._pinned, pinned
             self.addr = 0 if access & AccessFlags.ZERO_BASED else pinned.addr
@@ -174,4 +174,5 @@ class Reregistration(Resource):
             self._attach(pd)
             self._detach(self.pd)
             self.pd = pd
+            self._c.pd = pd._handle
         self._c.changes = (self._c.changes + 1) & 0xFFFFFFFF  # whoever has checked it does so again

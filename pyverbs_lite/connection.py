@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from typing_extensions import Self, Unpack
 
@@ -19,8 +19,10 @@ from ._receiver import Receiver
 from ._settings import ConnectOptions, Settings, spelled
 from ._stats import ConnectionStats
 from ._views import ConnectionInfo, Message, RemoteBuffers
+from .cq import SLICE
 from .enums import AccessFlags, WROpcode
 from .errors import ClosedError, StateError
+from .ffi import ffi, lib
 from .grant import Grant, make_grant
 from .mr import MR, MRSlice
 from .regcache import RegistrationCache
@@ -32,10 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "ConnectionInfo", "LentMessage", "Message", "connect"]
 
 
-_REMOTE_WRITE = int(AccessFlags.REMOTE_WRITE)
+_REMOTE_READ, _REMOTE_WRITE = int(AccessFlags.REMOTE_READ), int(AccessFlags.REMOTE_WRITE)
 _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM = map(
     int, (WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM)
 )
+# The short way of what most calls are: see ``Engine.limit``.
+_send, _send_copy, _write, _write_copy, _read = (
+    lib.pvl_send,
+    lib.pvl_send_copy,
+    lib.pvl_write,
+    lib.pvl_write_copy,
+    lib.pvl_read,
+)
+_from_buffer, _UNUSUAL, _SLICE_NS = ffi.from_buffer, lib.PVL_UNUSUAL, int(SLICE * 1e9)
+#: What is bytes and nothing but bytes.
+_BYTES = frozenset((bytes, bytearray, Message))
 
 
 class Connection(Receiver, Many):
@@ -83,9 +96,27 @@ class Connection(Receiver, Many):
 
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
-        if imm is None and type(data) is MRSlice and data.length <= self._longest and data.mr.pd is self._pd:
-            self._engine.move("send", _SEND, data, 0, 0, 0, timeout)
-            return
+        if imm is None:
+            engine = self._engine
+            op = engine.quick
+            region = deadline = None
+            wait = _SLICE_NS
+            if timeout is not None:
+                deadline, wait = Deadline.with_slice(timeout, SLICE)
+            try:
+                if type(data) is MRSlice:
+                    region = data.mr
+                    rc = _send(op.c, region._c, data.offset, data.length, wait)
+                elif type(data) in _BYTES:
+                    memory: Any = data if type(data) is bytes else _from_buffer(data)
+                    rc = _send_copy(op.c, memory, len(memory), wait)
+                else:
+                    rc = _UNUSUAL
+                if not (rc or engine._live) or (rc != _UNUSUAL and engine.settled(rc, op, "send", deadline)):
+                    return
+            except BaseException:
+                engine.broken_off(op, region)
+                raise
         opcode = _SEND if imm is None else _SEND_WITH_IMM
         self._move("send", opcode, self._to_send(data), timeout, 0, 0, imm)
 
@@ -130,19 +161,31 @@ class Connection(Receiver, Many):
 
         Verb: ibv_post_send (RDMA_WRITE, RDMA_WRITE_WITH_IMM)
         """
-        # Most writes: what ``_to_write`` looks at, too, without its calls. Whether the region is closed, C looks at.
         if (
-            type(data) is MRSlice
+            imm is None
             and type(remote) is RemoteBuffer
-            and imm is None
-            and data.length <= remote.length
-            and data.length <= self._max_piece
-            and remote._bits & _REMOTE_WRITE
-            and data.mr.pd is self._pd
-            and (not (domain := remote.domain) or (domain in self._domains and remote.rkey not in self._withdrawn))
+            and (remote._standing.writes is self._token or self._known(remote, _REMOTE_WRITE))
         ):
-            self._engine.move("write", _WRITE, data, remote.addr, remote.rkey, 0, timeout)
-            return
+            engine = self._engine
+            op = engine.quick
+            region = deadline = None
+            wait = _SLICE_NS
+            if timeout is not None:
+                deadline, wait = Deadline.with_slice(timeout, SLICE)
+            try:
+                if type(data) is MRSlice and data.length <= remote.length:
+                    region = data.mr
+                    rc = _write(op.c, region._c, data.offset, data.length, remote.addr, remote.rkey, wait)
+                elif type(data) in _BYTES and len(data) <= remote.length:  # type: ignore[arg-type]
+                    memory: Any = data if type(data) is bytes else _from_buffer(data)
+                    rc = _write_copy(op.c, memory, len(memory), remote.addr, remote.rkey, wait)
+                else:
+                    rc = _UNUSUAL
+                if not (rc or engine._live) or (rc != _UNUSUAL and engine.settled(rc, op, "write", deadline)):
+                    return
+            except BaseException:
+                engine.broken_off(op, region)
+                raise
         source = self._to_write(remote, data)
         opcode = _WRITE if imm is None else _WRITE_WITH_IMM
         self._move("write", opcode, source, timeout, remote.addr, remote.rkey, imm)
@@ -170,6 +213,25 @@ class Connection(Receiver, Many):
 
         Verb: ibv_post_send (RDMA_READ)
         """
+        if (
+            type(into) is MRSlice
+            and type(remote) is RemoteBuffer
+            and 0 < remote.length <= into.length
+            and (remote._standing.reads is self._token or self._known(remote, _REMOTE_READ))
+        ):
+            engine = self._engine
+            op = engine.quick
+            region, deadline = into.mr, None
+            wait = _SLICE_NS
+            if timeout is not None:
+                deadline, wait = Deadline.with_slice(timeout, SLICE)
+            try:
+                rc = _read(op.c, region._c, into.offset, remote.length, remote.addr, remote.rkey, wait)
+                if not (rc or engine._live) or (rc != _UNUSUAL and engine.settled(rc, op, "read", deadline)):
+                    return remote.length
+            except BaseException:
+                engine.broken_off(op, region)
+                raise
         target = self._to_read(remote, into)
         self._fetch(remote, target, timeout)
         return remote.length if into is not None else bytes(target)  # type: ignore[arg-type]

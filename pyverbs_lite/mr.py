@@ -155,7 +155,8 @@ class MR(Reregistration):
         self._pinned = pinned
         #: Requests that use this region: numbers of those that Python knows, and a count of those that only C does.
         self._holders: set[int] = set()
-        self._c: CData = ffi.gc(check_ptr("calloc", lib.pvl_memory_new(addr, self.lkey)), lib.pvl_memory_put)
+        memory = lib.pvl_memory_new(handle.pd, addr, self.lkey, access)
+        self._c: CData = ffi.gc(check_ptr("calloc", memory), lib.pvl_memory_put)
         #: Memory windows that may be bound to it: their serial numbers, in a dictionary for the memory it takes empty.
         self._windows: dict[int, None] = {}
         self._destroy = _Deregister(self, destroy or _dereg_mr)

@@ -8,7 +8,7 @@ up on the other host.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, SupportsIndex
 
 from typing_extensions import Self
@@ -16,13 +16,14 @@ from typing_extensions import Self
 from .enums import AccessFlags
 from .errors import StateError
 
-__all__ = ["REMOTE", "REMOTE_ACCESS", "Advertisable", "RemoteBuffer", "checked_int", "slice_range"]
+__all__ = ["REMOTE", "REMOTE_ACCESS", "Advertisable", "RemoteBuffer", "Standing", "checked_int", "slice_range"]
 
 #: The flags that say anything to a peer.
 REMOTE_ACCESS = (AccessFlags.REMOTE_READ, AccessFlags.REMOTE_WRITE, AccessFlags.REMOTE_ATOMIC)
 #: All of them: all that a peer can be allowed.
 REMOTE = AccessFlags.REMOTE_READ | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _SPACE = 1 << 64
+_REMOTE_READ, _REMOTE_WRITE = int(AccessFlags.REMOTE_READ), int(AccessFlags.REMOTE_WRITE)
 
 
 def _integer(value: object, what: str) -> int:
@@ -104,6 +105,28 @@ class Advertisable(Protocol):
         """Its size in bytes."""
 
 
+class Standing:
+    """What a connection knows of a buffer that came over it; all slices of the buffer share it.
+
+    Attributes:
+        reads, writes: the ``token`` of the ``Peer`` that it is of, while that allows reading, or writing; else None.
+    """
+
+    __slots__ = ("reads", "writes")
+
+    def __init__(self, reads: object, writes: object) -> None:
+        self.reads = reads
+        self.writes = writes
+
+    def end(self) -> None:
+        """Take note that the owner has withdrawn the buffer."""
+        self.reads = self.writes = None
+
+
+#: Of a buffer that is a plain value: its other fields have to be looked at.
+_PLAIN = Standing(None, None)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RemoteBuffer:
     """A range of a peer's registered memory; immutable, hashable, and pickles to any process or host.
@@ -139,6 +162,7 @@ class RemoteBuffer:
     owner: str = field(default="", compare=False, kw_only=True)
     #: The accesses as a plain number, and all of them where they are not known: the operators of flags take long.
     _bits: int = field(default=0, init=False, compare=False)
+    _standing: Standing = field(default=_PLAIN, init=False, compare=False)
 
     def __post_init__(self) -> None:
         for text in ("name", "owner"):
@@ -185,8 +209,17 @@ class RemoteBuffer:
         put(part, "extent", self.extent)
         put(part, "domain", self.domain)
         put(part, "_bits", self._bits)
+        put(part, "_standing", self._standing)
         put(part, "owner", self.owner)
         return part
+
+    def of_peer(self, token: object, domain: int, owner: str) -> Self:
+        """Return it as a connection shows it whose peer has that token: with where it comes from, and its standing."""
+        shown = replace(self, domain=domain, owner=owner)
+        bits = shown._bits
+        standing = Standing(token if bits & _REMOTE_READ else None, token if bits & _REMOTE_WRITE else None)
+        object.__setattr__(shown, "_standing", standing)
+        return shown
 
     def require(self, flag: AccessFlags, operation: str) -> None:
         """Refuse an operation that the owner does not allow; passes where the access is not known.

@@ -73,6 +73,20 @@ def test_the_sooner_of_two_deadlines():
     assert 59 < deadline.at_most(1000) <= 60
 
 
+def test_a_deadline_comes_with_its_first_slice():
+    for seconds, slice_ns in (
+        (60, 100_000_000),
+        (0.1, 100_000_000),
+        (0.05, 50_000_000),
+        (0, 0),
+        (math.inf, 100_000_000),
+    ):
+        deadline, first = Deadline.with_slice(seconds, 0.1)
+        assert (deadline.seconds, first) == (seconds, slice_ns)
+    with pytest.raises(ValueError, match="must not be negative, and is nan"):
+        Deadline.with_slice(math.nan, 0.1)
+
+
 def test_time_left_is_never_negative():
     deadline = Deadline(0.001)
     while not deadline.expired:

@@ -213,6 +213,25 @@ def test_a_slice_is_as_good_as_one_made_from_its_numbers():
     ]
 
 
+def test_the_slices_of_what_a_connection_shows_stand_and_fall_with_it():
+    peer = object()
+    for access, standing in (
+        (READ, (peer, None)),
+        (WRITE, (None, peer)),
+        (ATOMIC, (None, None)),
+        (None, (peer, peer)),
+    ):
+        shown = replace(KV, access=access).of_peer(peer, 7, "192.0.2.1 port 9")
+        part = shown[16:32][1:]
+        assert (shown.domain, shown.owner, part.domain) == (7, "192.0.2.1 port 9", 7)
+        assert (part._standing.reads, part._standing.writes) == standing
+        assert shown == replace(KV, access=access, domain=7)
+        for value in (copy.copy(part), pickle.loads(pickle.dumps(part)), replace(part, length=2)):
+            assert (value._standing.reads, value._standing.writes) == (None, None)  # plain values
+        shown._standing.end()
+        assert (part._standing.reads, part._standing.writes) == (None, None)
+
+
 def test_a_slice_remembers_where_it_lies():
     part = KV[1000:2000][-900:500]
     assert (part.addr, part.rkey, part.length) == (KV.addr + 1100, KV.rkey, 400)

@@ -71,7 +71,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class TestSlow:
-    @pytest.mark.parametrize("operation", ["write", "read", "send"])
+    @pytest.mark.parametrize("operation", ["write", "read", "send", "write a slice", "read a slice"])
     def test_a_timeout_leaves_the_region_in_use(self, operation):
         with connected({"buffers": {"data": bytearray(512)}}, PATIENT) as (left, right):
             remote = left.remote["data"]
@@ -81,12 +81,13 @@ class TestSlow:
                 "write": lambda: left.write(remote, region, timeout=0.05),
                 "read": lambda: left.read(remote, region, timeout=0.05),
                 "send": lambda: left.send(region[:100], timeout=0.05),
+                "write a slice": lambda: left.write(remote, region[:], timeout=0.05),
+                "read a slice": lambda: left.read(remote, region[:], timeout=0.05),
             }
             with pytest.raises(pvl.WaitTimeout, match="still in flight and may complete later"):
                 calls[operation]()
             assert left._engine.in_flight == 1
             assert region._in_flight == 1
-            assert region._holders
             with pytest.raises(pvl.BusyError, match="in flight"):
                 region.close()
             gone, region = weakref.ref(region), None
@@ -119,12 +120,13 @@ class TestSlow:
     def test_what_timed_out_completes_later_and_lets_go(self):
         with connected({"buffers": {"data": bytearray(512)}}) as (left, _):
             remote, region, late = left.remote["data"], left.register(bytearray(512)), 0
-            for _ in range(2000):
+            for number in range(2000):
                 try:
-                    left.write(remote, region, timeout=0)
+                    left.write(remote, region[:] if number % 2 else region, timeout=0)
                 except pvl.WaitTimeout:  # noqa: PERF203
                     late += 1
             left.write(remote, region)
+            left.write(remote, region[:])
             until(lambda: left._engine.look() or not left._engine.in_flight)
             assert not left._engine._live
             assert not region._in_flight
@@ -158,6 +160,65 @@ class TestSlow:
                     call()
             assert left._engine.in_flight == 0
             left.write(remote, b"fine")
+
+    def test_what_the_short_way_is_not_for_goes_the_long_one_which_says_why(self):
+        with connected({"buffers": {"data": bytearray(512)}}) as (left, right):
+            remote, fixed = left.remote["data"], left.register(b"fixed" * 20, access=pvl.AccessFlags(0))
+            theirs = right.register(bytearray(64))
+            for call in (
+                lambda: left.write(remote, theirs[:]),
+                lambda: left.read(remote[:64], theirs[:]),
+                lambda: left.send(theirs[:]),
+            ):
+                with pytest.raises(ValueError, match="was not registered with this connection"):
+                    call()
+            with pytest.raises(BufferError, match="registered without LOCAL_WRITE"):
+                left.read(remote[:64], fixed[:])
+            with pytest.raises(ValueError, match="65 bytes do not fit into buffer 'data'"):
+                left.write(remote[:64], fixed[:65])
+            with pytest.raises(ValueError, match="has 64 bytes, which do not fit into a buffer of 63"):
+                left.read(remote[:64], left.register(bytearray(64))[:63])
+            with pytest.raises(ValueError, match="do not fit"):
+                left.write(remote[:4], b"short")
+            long = left.register(bytearray(1 << 20))
+            for message in (long[:], bytes(1 << 20)):
+                with pytest.raises(ValueError, match="longer than the peer receives"):
+                    left.send(message)
+            readable = pvl.RemoteBuffer.of(theirs, access=pvl.AccessFlags.REMOTE_READ)
+            with pytest.raises(pvl.StateError, match="only REMOTE_READ"):
+                left.write(readable, fixed[:1])
+            for timeout, error in ((-1, ValueError), ("1", TypeError), (True, TypeError)):
+                for call in (left.send, lambda data, timeout: left.write(remote, data, timeout=timeout)):
+                    with pytest.raises(error, match="timeout must"):
+                        call(b"x", timeout=timeout)
+            assert left.stats.writes == left.stats.reads == left.stats.sends == 0
+            assert left._engine.in_flight == 0
+            left.send(b"")
+            left.send(bytearray(b"two"))
+            left.write(remote, b"")
+            left.write(remote, bytearray(b"three"), timeout=5)
+            left.send(fixed[:5], timeout=5)
+            assert [bytes(right.recv(timeout=5)) for _ in range(3)] == [b"", b"two", b"fixed"]
+            left.send(b"there")
+            right.send(right.recv(timeout=5))
+            assert left.recv(timeout=5) == b"there"
+            into = left.register(bytearray(8))
+            assert left.read(remote[:5], into[2:], timeout=5) == 5
+            assert bytes(into.view) == b"\0\0three\0"
+
+    def test_an_operation_that_broke_off_is_not_used_again_before_it_has_ended(self):
+        with connected({"buffers": {"data": bytearray(512)}}, PATIENT) as (left, right):
+            remote, region = left.remote["data"], left.register(bytearray(512))
+            engine, first = left._engine, left._engine.quick
+            right._link.qp.to_reset()
+            for _ in range(2):
+                with pytest.raises(pvl.WaitTimeout):
+                    left.write(remote, region[:64], timeout=0.02)
+            assert engine.quick is not first
+            assert engine.in_flight == len(engine._live) == region._in_flight == 2
+            assert all(op.regions == (region,) for op in engine._live)
+            left.close()
+            assert not engine._live
 
     def test_a_region_is_used_under_its_new_keys(self):
         target = bytearray(64)
@@ -254,6 +315,10 @@ class TestStruck:
                 lambda: left.write(remote, b"short"),
                 lambda: left.read(remote, region),
                 lambda: left.write(remote, region, timeout=5.0),
+                lambda: left.write(remote, region[:]),
+                lambda: left.read(remote, region[:]),
+                lambda: left.write(remote, region[:], timeout=5.0),
+                lambda: left.write(remote, bytearray(b"short")),
             )
             end = time.monotonic() + 3
             with Strikes() as strikes:
@@ -262,7 +327,9 @@ class TestStruck:
                         random.choice(calls)()
             assert strikes.count > 20
             until(lambda: left._engine.look() or not left._engine.in_flight)
+            left.write(remote, region[:])
             assert left._engine.failure is None
+            assert not left._engine.quick.c.busy
             assert left._engine._c.free_count == 2
             assert not left._engine._live
             assert not region._in_flight
@@ -271,7 +338,8 @@ class TestStruck:
 
 
 class TestThreads:
-    def test_reused_operations_are_never_two_callers(self):
+    @pytest.mark.parametrize("how", ["whole", "slice"])
+    def test_reused_operations_are_never_two_callers(self, how):
         """Every thread checks that what it has written is there when its call returns, and nobody else's doing."""
         threads, turns = 6, 150
         target = bytearray(64 * threads)
@@ -281,13 +349,14 @@ class TestThreads:
             def work(mine: int) -> None:
                 memory = bytearray(64)
                 region = left.register(memory)
+                part = region if how == "whole" else region[:]
                 place = remote[64 * mine : 64 * mine + 64]
                 start.wait(20)
                 for turn in range(turns):
                     memory[:] = bytes([mine, turn]) * 32
-                    left.write(place, region, timeout=20)
+                    left.write(place, part, timeout=20 if turn % 2 else None)
                     memory[:] = bytes(64)
-                    left.read(place, region, timeout=20)
+                    left.read(place, part, timeout=20)
                     assert memory == bytes([mine, turn]) * 32
                 region.close()  # nothing of it is in flight
 

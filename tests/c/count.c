@@ -70,6 +70,11 @@ COUNTED count_move(void)
     return pvl_move(left.engine, &op, IBV_WR_RDMA_WRITE, held, 64, 64, 4096, 9, 0, 1000000);
 }
 
+COUNTED count_write(void)
+{
+    return pvl_write(&op, held, 64, 64, 4096, 9, 1000000);
+}
+
 COUNTED count_again(void)
 {
     return pvl_again(&prepared);
@@ -112,7 +117,10 @@ int main(int argc, char **argv)
     make(&right, pd);
     join(&left, &right);
     join(&right, &left);
-    held = pvl_memory_new((uintptr_t)memory, 3);
+    op.engine = left.engine;
+    left.engine->pd = pd;
+    left.engine->max_piece = 1 << 30;
+    held = pvl_memory_new(left.qp->pd, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     prepared = (struct pvl_prepared){
         .engine = left.engine, .op = &op, .memory = held, .offset = 64, .remote_addr = 4096, .length = 64, .rkey = 9,
         .opcode = IBV_WR_RDMA_WRITE, .heard = left.engine->heard,
@@ -128,6 +136,8 @@ int main(int argc, char **argv)
             failed = count_floor();
         else if (!strcmp(name, "move"))
             failed = count_move();
+        else if (!strcmp(name, "write"))
+            failed = count_write();
         else if (!strcmp(name, "again"))
             failed = count_again();
         else if (!strcmp(name, "copy"))

@@ -16,6 +16,7 @@ static struct pvl_receives receives;
 static char *ring, *cells;
 static char memory[1 << 16];
 static struct pvl_op op;
+static struct ibv_pd domain;
 
 static void begin(void)
 {
@@ -31,7 +32,11 @@ static void begin(void)
     engine->cell_size = SIZE;
     pvl_grant(engine, RECVS, RECVS + 1, 1000, 0, 0, 0); /* many may be sent, and nothing is told */
     assert(pvl_post_ring(engine) == 0);
-    op = (struct pvl_op){0};
+    op = (struct pvl_op){.engine = engine};
+    engine->pd = &domain;
+    engine->max_piece = 4096;
+    engine->max_send = 2000;
+    engine->max_reads = 1;
 }
 
 static void end(void)
@@ -53,7 +58,7 @@ static int write64(struct pvl_op *of, struct pvl_memory *held, int64_t timeout_n
 
 static void a_move_that_is_complete_leaves_nothing(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
 
     fake.at_once = 1;
     for (int i = 0; i < 3 * SLOTS; i++)
@@ -67,7 +72,7 @@ static void a_move_that_is_complete_leaves_nothing(void)
 
 static void a_move_that_takes_long_stays_counted(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_op other = {0};
 
     assert(write64(&op, held, MS) == PVL_PENDING && write64(&other, held, 0) == PVL_PENDING);
@@ -88,20 +93,20 @@ static void a_move_that_takes_long_stays_counted(void)
 
 static void memory_lives_until_the_last_user(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
 
     assert(write64(&op, held, 0) == PVL_PENDING);
     pvl_memory_put(held); /* its owner is gone; what is left is the request's */
     deliver(1, IBV_WC_SUCCESS);
     assert(pvl_progress(engine, PVL_UNTIL_SENT, NULL, 0, 50 * MS) == 0);
-    held = pvl_memory_new((uintptr_t)memory, 3);
+    held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     assert(write64(&op, held, 0) == PVL_PENDING);
     pvl_memory_put(held); /* this one's last user is ended by pvl_stop() */
 }
 
 static void what_is_refused_leaves_nothing(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_op ops[SLOTS] = {{0}};
 
     fake.refuse_send = ENOMEM;
@@ -127,7 +132,7 @@ static void what_is_refused_leaves_nothing(void)
 
 static void a_failure_is_pending_and_its_cause_kept(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_op other = {0};
 
     assert(write64(&other, held, 0) == PVL_PENDING);
@@ -137,6 +142,63 @@ static void a_failure_is_pending_and_its_cause_kept(void)
     assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && op.status == IBV_WC_WR_FLUSH_ERR);
     assert(engine->cause == IBV_WC_REM_ACCESS_ERR && engine->flushed == 1 && pvl_memory_used(held) == 0);
     pvl_memory_put(held);
+}
+
+static void the_short_way_is_for_one_caller_at_a_time(void)
+{
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+
+    fake.at_once = 1;
+    for (int i = 0; i < 2 * SLOTS; i++)
+        assert(pvl_write(&op, held, 64, 4096, 4096, 9, MS) == 0 && pvl_read(&op, held, 64, 64, 4096, 9, MS) == 0);
+    assert(pvl_send(&op, held, 64, 2000, MS) == 0 && !op.busy);
+    assert(fake.lengths[(fake.sent_tail - 1) % FAKE_ROOM] == 2000 + PVL_HEADER_BYTES);
+    assert(pvl_write_copy(&op, "abc", 3, 4096, 9, MS) == 0 && pvl_send_copy(&op, "abcd", 4, MS) == 0);
+    assert(fake.lengths[(fake.sent_tail - 1) % FAKE_ROOM] == 4 + PVL_HEADER_BYTES);
+    assert(op.done == 4 * SLOTS + 3 && pvl_memory_used(held) == 0);
+    fake.at_once = 0;
+    assert(pvl_write(&op, held, 64, 64, 4096, 9, 0) == PVL_PENDING && op.busy && pvl_memory_used(held) == 1);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0);
+    assert(pvl_write(&op, held, 64, 64, 4096, 9, 0) == PVL_BUSY); /* complete, and its caller has not looked yet */
+    op.busy = 0;
+    assert(pvl_send_copy(&op, "abc", 3, 0) == PVL_PENDING);
+    assert(pvl_send_copy(&op, "abc", 3, 0) == PVL_BUSY && pvl_read(&op, held, 0, 1, 4096, 9, 0) == PVL_BUSY);
+    pvl_memory_put(held);
+}
+
+static void the_short_way_refuses_what_it_is_not_for(void)
+{
+    struct ibv_pd another;
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, 0);
+    struct pvl_memory *foreign = pvl_memory_new(&another, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+    static char much[SIZE];
+
+    fake.at_once = 1;
+    assert(pvl_write(&op, foreign, 0, 1, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, foreign, 0, 1, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_send(&op, foreign, 0, 1, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, held, 0, 1, 4096, 9, MS) == PVL_UNUSUAL); /* nobody may write there */
+    assert(pvl_write(&op, held, 0, 4097, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_write(&op, held, 0, 1ULL << 32, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_send(&op, held, 0, 2001, MS) == PVL_UNUSUAL && pvl_send_copy(&op, much, 2001, MS) == PVL_UNUSUAL);
+    held->access = IBV_ACCESS_LOCAL_WRITE;
+    assert(pvl_read(&op, held, 0, 4097, 4096, 9, MS) == PVL_UNUSUAL);
+    engine->max_reads = 0;
+    assert(pvl_read(&op, held, 0, 1, 4096, 9, MS) == PVL_UNUSUAL);
+    engine->max_piece = engine->max_send = 1 << 30;
+    assert(pvl_write_copy(&op, much, SIZE - PVL_HEADER_BYTES, 4096, 9, MS) == 0);
+    assert(pvl_write_copy(&op, much, SIZE - PVL_HEADER_BYTES + 1, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_send_copy(&op, much, SIZE - PVL_HEADER_BYTES + 1, MS) == PVL_UNUSUAL);
+    engine->max_piece = 10;
+    assert(pvl_write_copy(&op, much, 11, 4096, 9, MS) == PVL_UNUSUAL && op.posted == 1 && !op.busy);
+    assert(pvl_memory_close(held, 1) == 0 && pvl_write(&op, held, 0, 1, 4096, 9, MS) == PVL_CLOSED);
+    engine->over = 1;
+    assert(pvl_write_copy(&op, much, 1, 4096, 9, MS) == PVL_STOPPED && !op.busy);
+    pvl_stop(engine);
+    assert(pvl_write_copy(&op, much, 1, 4096, 9, MS) == PVL_STOPPED);
+    pvl_memory_put(held);
+    pvl_memory_put(foreign);
 }
 
 static void results_of_reads_and_atomics(void)
@@ -329,7 +391,7 @@ static struct pvl_list own_list(void)
 
 static void a_list_is_run_by_one_call(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_list list = own_list();
 
     fake.at_once = 1;
@@ -349,7 +411,7 @@ static void a_list_is_run_by_one_call(void)
 
 static void a_list_that_takes_long_holds_the_memory(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_list list = own_list();
 
     assert(move_list(&list, held, 20, MS) == PVL_PENDING && op.left && op.posted == SLOTS / 2);
@@ -376,7 +438,7 @@ static void a_list_that_takes_long_holds_the_memory(void)
 
 static void a_refused_list_lets_the_memory_go(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_list list = own_list();
 
     fake.accept = 0;
@@ -395,7 +457,7 @@ static void a_refused_list_lets_the_memory_go(void)
 
 static void a_prepared_list_is_run_again(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_list list = own_list();
     struct pvl_prepared prepared = {.engine = engine, .op = &op, .memory = held, .list = &list};
 
@@ -503,15 +565,41 @@ static void *mover(void *held)
     return NULL;
 }
 
-static void threads_share_an_engine(void)
+/* All of them use one operation, or one of their own while that is another's. */
+static void *short_mover(void *held)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_op *mine = calloc(1, sizeof(*mine)), *used;
+
+    for (int i = 0; i < 300; i++) {
+        int rc = pvl_write(used = &op, held, 64, 64, 4096, 9, 1000 * MS);
+
+        if (rc == PVL_BUSY)
+            rc = write64(used = mine, held, 1000 * MS);
+        if (rc == PVL_PENDING) {
+            while (pvl_progress(engine, PVL_UNTIL_FEW, used, 0, 1000 * MS))
+                ;
+            assert(!used->status);
+            __atomic_store_n(&used->busy, 0, __ATOMIC_RELEASE);
+        } else if (rc == PVL_NO_SLOT) {
+            pvl_progress(engine, PVL_UNTIL_SLOT, NULL, 0, 10 * MS);
+        } else {
+            assert(rc == 0);
+        }
+    }
+    assert(mine->posted == mine->done);
+    free(mine);
+    return NULL;
+}
+
+static void threads_share_an_engine_by(void *(*move)(void *))
+{
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     pthread_t threads[12], other;
 
     __atomic_store_n(&over, 0, __ATOMIC_RELAXED);
     pthread_create(&other, NULL, deliverer, NULL);
     for (int i = 0; i < 12; i++)
-        pthread_create(&threads[i], NULL, mover, held);
+        pthread_create(&threads[i], NULL, move, held);
     for (int i = 0; i < 12; i++)
         pthread_join(threads[i], NULL);
     __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
@@ -522,7 +610,7 @@ static void threads_share_an_engine(void)
 
 static void threads_run_lists(void)
 {
-    struct pvl_memory *held = pvl_memory_new((uintptr_t)memory, 3);
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     pthread_t threads[5], other;
 
     list_of(30, 128);
@@ -536,6 +624,17 @@ static void threads_run_lists(void)
     pthread_join(other, NULL);
     assert(pvl_memory_used(held) == 0 && !engine->lists);
     pvl_memory_put(held);
+}
+
+static void threads_share_an_engine(void)
+{
+    threads_share_an_engine_by(mover);
+}
+
+static void threads_share_the_short_way(void)
+{
+    threads_share_an_engine_by(short_mover);
+    assert(op.posted == op.done && !op.busy);
 }
 
 static void *sleeper(void *out)
@@ -636,6 +735,8 @@ static const struct {
     TEST(memory_lives_until_the_last_user),
     TEST(what_is_refused_leaves_nothing),
     TEST(a_failure_is_pending_and_its_cause_kept),
+    TEST(the_short_way_is_for_one_caller_at_a_time),
+    TEST(the_short_way_refuses_what_it_is_not_for),
     TEST(results_of_reads_and_atomics),
     TEST(messages_are_taken_in_order_and_once),
     TEST(a_list_goes_through_a_shallow_queue),
@@ -651,6 +752,7 @@ static const struct {
     TEST(waits_end_for_the_right_reason),
     TEST(threads_share_an_engine),
     TEST(threads_run_lists),
+    TEST(threads_share_the_short_way),
     TEST(stopping_wakes_who_waits),
     TEST(a_hub_tells_the_loop_and_the_thread),
 };

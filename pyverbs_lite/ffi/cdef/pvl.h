@@ -32,6 +32,7 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_LATE ...
 #define PVL_CHECK ...
 #define PVL_OUTSIDE ...
+#define PVL_UNUSUAL ...
 #define PVL_BOX_BYTES ...
 #define PVL_MORE ...
 #define PVL_UNTIL_FEW ...
@@ -57,11 +58,14 @@ struct pvl_op {
     void *fetch;
     uint64_t result;
     struct pvl_engine *engine;
+    int32_t busy;
 };
 struct pvl_memory {
     uint64_t addr;
     uint32_t lkey;
     uint32_t changes;
+    struct ibv_pd *pd;
+    uint32_t access;
     ...;
 };
 struct pvl_box {
@@ -164,6 +168,10 @@ struct pvl_engine {
     int peer_fd;
     int64_t spin_ns;
     int64_t slice_ns;
+    struct ibv_pd *pd;
+    uint32_t max_piece;
+    uint32_t max_send;
+    uint32_t max_reads;
     uint32_t send_slots;
     uint32_t in_flight;
     uint32_t free_count;
@@ -210,10 +218,16 @@ int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, int stage
              uint64_t swap, int64_t timeout_ns);
 int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset,
              uint32_t length, uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
-int pvl_move_on(struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset, uint32_t length,
-                uint64_t remote_addr, uint32_t rkey);
 int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                   uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
+int pvl_write(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, uint64_t remote_addr,
+              uint32_t rkey, int64_t timeout_ns);
+int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, uint64_t remote_addr,
+             uint32_t rkey, int64_t timeout_ns);
+int pvl_send(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, int64_t timeout_ns);
+int pvl_write_copy(struct pvl_op *op, const void *source, uint64_t length, uint64_t remote_addr, uint32_t rkey,
+                   int64_t timeout_ns);
+int pvl_send_copy(struct pvl_op *op, const void *source, uint64_t length, int64_t timeout_ns);
 struct pvl_prepared {
     struct pvl_engine *engine;
     struct pvl_op *op;
@@ -231,7 +245,7 @@ struct pvl_prepared {
 };
 int pvl_again(struct pvl_prepared *prepared);
 int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns);
-struct pvl_memory *pvl_memory_new(uint64_t addr, uint32_t lkey);
+struct pvl_memory *pvl_memory_new(struct ibv_pd *pd, uint64_t addr, uint32_t lkey, uint32_t access);
 void pvl_memory_put(struct pvl_memory *memory);
 uint32_t pvl_memory_used(const struct pvl_memory *memory);
 uint32_t pvl_memory_close(struct pvl_memory *memory, int closing);

@@ -34,6 +34,8 @@
 #define PVL_LATE (-10)  /* what an earlier run posted is still in flight */
 #define PVL_CHECK (-11) /* the peer had news, or the memory was registered anew: it has to be checked again */
 
+#define PVL_UNUSUAL (-13) /* pvl_write() and its like: not what those are for */
+
 /* What pvl_progress() waits for. */
 #define PVL_UNTIL_FEW 0     /* at most `few` requests of the operation are in flight */
 #define PVL_UNTIL_ARRIVAL 1 /* a message has arrived, or none can any more */
@@ -55,6 +57,8 @@ struct pvl_memory {
     uint32_t lkey;
     uint32_t changes; /* how often it was registered anew */
     uint64_t addr;    /* as SGEs name it */
+    struct ibv_pd *pd;
+    uint32_t access;
 };
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
@@ -68,7 +72,8 @@ struct pvl_op {
     uint32_t left;   /* 1 while a list has entries that are not posted yet */
     void *fetch;     /* where a staged read goes, or NULL */
     uint64_t result; /* what an atomic returned */
-    struct pvl_engine *engine; /* of one that is used by pvl_move_on() */
+    struct pvl_engine *engine; /* of one that is used by pvl_write() and its like */
+    int32_t busy;              /* such a call is in it, or has left it to Python */
 };
 
 /* One request that an operation asks for; see pvl_post(). */
@@ -172,6 +177,12 @@ struct pvl_engine {
     int64_t spin_ns; /* how long a wait may spin before it sleeps */
     int64_t slice_ns; /* how long one without a timeout may last */
 
+    /* What pvl_write() and its like are for. */
+    struct ibv_pd *pd;
+    uint32_t max_piece; /* of one request */
+    uint32_t max_send;  /* of one message */
+    uint32_t max_reads; /* in flight */
+
     uint32_t send_slots;
     uint32_t in_flight;
     struct pvl_slot *slots;
@@ -227,12 +238,12 @@ static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_
                       int staged, uint32_t imm, uint32_t length);
 
 /* Describe memory, with its owner as its one user. */
-static struct pvl_memory *pvl_memory_new(uint64_t addr, uint32_t lkey)
+static struct pvl_memory *pvl_memory_new(struct ibv_pd *pd, uint64_t addr, uint32_t lkey, uint32_t access)
 {
     struct pvl_memory *memory = calloc(1, sizeof(*memory));
 
     if (memory)
-        *memory = (struct pvl_memory){.users = 1, .addr = addr, .lkey = lkey};
+        *memory = (struct pvl_memory){.users = 1, .pd = pd, .addr = addr, .lkey = lkey, .access = access};
     return memory;
 }
 
@@ -800,13 +811,6 @@ static int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, st
     return pvl_run(engine, op, memory, &ask, timeout_ns);
 }
 
-/* The same without an immediate and without a timeout, which is so most often: each argument from Python costs time. */
-static int pvl_move_on(struct pvl_op *op, int opcode, struct pvl_memory *memory, uint64_t offset, uint32_t length,
-                       uint64_t remote_addr, uint32_t rkey)
-{
-    return pvl_move(op->engine, op, opcode, memory, offset, length, remote_addr, rkey, 0, op->engine->slice_ns);
-}
-
 /* The same as pvl_move() for memory of any kind, which is copied into the cell of the request's slot. */
 static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                          uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns)
@@ -817,6 +821,97 @@ static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcod
     };
 
     return pvl_run(engine, op, NULL, &ask, timeout_ns);
+}
+
+/*
+ * What most calls are: without an immediate, by way of one operation that the engine's owner keeps for it, for each
+ * argument from Python costs time.
+ *
+ * These return as pvl_move() does. After PVL_PENDING the operation is busy until Python has seen to it. PVL_BUSY:
+ * another thread has it. PVL_UNUSUAL: it is not what these are for, or nothing that is allowed; the caller looks which.
+ */
+static int pvl_run_on(struct pvl_op *op, struct pvl_memory *memory, const struct pvl_ask *ask, int64_t timeout_ns)
+{
+    struct pvl_engine *engine = op->engine;
+    int rc = PVL_BUSY;
+
+    if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
+        return PVL_STOPPED; /* see pvl_run() */
+    pthread_mutex_lock(&engine->lock);
+    if (!__atomic_load_n(&op->busy, __ATOMIC_ACQUIRE)) { /* Python clears it without the lock */
+        __atomic_store_n(&op->busy, 1, __ATOMIC_RELAXED);
+        rc = pvl_run_locked(engine, op, memory, ask, timeout_ns);
+        __atomic_store_n(&op->busy, rc == PVL_PENDING, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+static int pvl_write(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length,
+                     uint64_t remote_addr, uint32_t rkey, int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = IBV_WR_RDMA_WRITE, .addr = memory->addr + offset, .length = (uint32_t)length, .lkey = memory->lkey,
+        .remote_addr = remote_addr, .rkey = rkey,
+    };
+
+    if (memory->pd != op->engine->pd || length > op->engine->max_piece)
+        return PVL_UNUSUAL;
+    return pvl_run_on(op, memory, &ask, timeout_ns);
+}
+
+static int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length,
+                    uint64_t remote_addr, uint32_t rkey, int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = IBV_WR_RDMA_READ, .addr = memory->addr + offset, .length = (uint32_t)length, .lkey = memory->lkey,
+        .remote_addr = remote_addr, .rkey = rkey,
+    };
+
+    if (memory->pd != op->engine->pd || length > op->engine->max_piece || !op->engine->max_reads ||
+        !(memory->access & IBV_ACCESS_LOCAL_WRITE))
+        return PVL_UNUSUAL;
+    return pvl_run_on(op, memory, &ask, timeout_ns);
+}
+
+static int pvl_send(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = IBV_WR_SEND, .addr = memory->addr + offset, .length = (uint32_t)length, .lkey = memory->lkey,
+    };
+
+    if (memory->pd != op->engine->pd || length > op->engine->max_send || length > op->engine->max_piece)
+        return PVL_UNUSUAL;
+    return pvl_run_on(op, memory, &ask, timeout_ns);
+}
+
+/* Whether a cell takes so many bytes, with a header in front. */
+static int pvl_fits(const struct pvl_engine *engine, uint64_t length)
+{
+    return length + PVL_HEADER_BYTES <= engine->cell_size && length <= engine->max_piece;
+}
+
+/* The same for memory of any kind, as pvl_move_copy(). */
+static int pvl_write_copy(struct pvl_op *op, const void *source, uint64_t length, uint64_t remote_addr, uint32_t rkey,
+                          int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = IBV_WR_RDMA_WRITE, .staged = 1, .source = source, .length = (uint32_t)length,
+        .remote_addr = remote_addr, .rkey = rkey,
+    };
+
+    return pvl_fits(op->engine, length) ? pvl_run_on(op, NULL, &ask, timeout_ns) : PVL_UNUSUAL;
+}
+
+static int pvl_send_copy(struct pvl_op *op, const void *source, uint64_t length, int64_t timeout_ns)
+{
+    const struct pvl_ask ask = {
+        .opcode = IBV_WR_SEND, .staged = 1, .source = source, .length = (uint32_t)length,
+    };
+
+    if (!pvl_fits(op->engine, length) || length > op->engine->max_send)
+        return PVL_UNUSUAL;
+    return pvl_run_on(op, NULL, &ask, timeout_ns);
 }
 
 /* A move that was checked and is made again and again. Python owns this, and what it points to. */
