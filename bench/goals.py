@@ -135,7 +135,10 @@ ROWS = (
         _batch(count, f"packed batch of {said}, prepared, per operation", "prepared write_many")
         for count, said in _BATCHES
     ),
-    *(_batch(count, f"the same through `write_many`, {said}", "write_many") for count, said in _BATCHES),
+    *(
+        _batch(count, f"packed batch of {said} through `write_many`, per operation", "write_many")
+        for count, said in _BATCHES
+    ),
     Row(
         "two-sided: recv + repost + send, layer only",
         "pvl: two-sided",

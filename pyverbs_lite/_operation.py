@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CachedRegion", "DeviceRegion", "Operation", "Region", "Request", "Source", "TemporaryMR", "repeated"]
 
 _serials = itertools.count(1)
+_OP = ffi.typeof("struct pvl_op *")
 
 
 class TemporaryMR:
@@ -166,7 +167,7 @@ class Operation:
     __slots__ = ("c", "fetch", "keep", "list", "notify", "regions", "running", "serial")
 
     def __init__(self, regions: tuple[Region, ...], fetch: memoryview | None, *, keep: object = None) -> None:
-        self.c: CData = ffi.new("struct pvl_op *")
+        self.c: CData = ffi.new(_OP)
         self.regions = regions
         self.keep = keep
         self.list: CData | None = None

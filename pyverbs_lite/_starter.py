@@ -15,7 +15,7 @@ from ._requests import Mover
 from ._work import Work
 from .enums import AccessFlags, WROpcode
 from .errors import StateError
-from .ffi import CData, ffi
+from .ffi import CData, ffi, lib
 from .mr import MR, MRSlice
 from .remote import RemoteBuffer
 from .wr import immediate
@@ -23,6 +23,8 @@ from .wr import immediate
 __all__ = ["Batch", "Starter", "nothing"]
 
 _READ_ONLY = AccessFlags(0)
+_REQUESTS = ffi.typeof("struct pvl_request[]")
+_put = lib.pvl_request_put
 
 
 class Starter(Mover):
@@ -117,8 +119,8 @@ class Starter(Mover):
             if part.length <= self._max_piece:
                 request = Request(opcode, part.length, remote_addr, rkey, number, addr=part.addr, lkey=part.lkey)
                 return self._engine.start(operation, request, deadline, region=region)
-            rows = ffi.new("struct pvl_request[1]")
-            _fill(rows[0], opcode, part, remote_addr, rkey, number)
+            rows = ffi.new(_REQUESTS, 1)
+            _put(rows, 0, opcode, part.addr, part.length, part.lkey, remote_addr, rkey, number)
             return self._engine.start_list(operation, self._list(rows, 1), (region,), rows)
         finally:
             if isinstance(region, TemporaryMR):
@@ -201,19 +203,15 @@ class Batch:
         if kind is not None:
             return
         count = len(self._gathered)
-        rows = ffi.new("struct pvl_request[]", max(count, 1))
+        rows = ffi.new(_REQUESTS, max(count, 1))  # a list without any would be one of arrays
+        regions: dict[int, MR] = {}
         for i, (opcode, part, remote) in enumerate(self._gathered):
-            _fill(rows[i], opcode, part, remote.addr, remote.rkey, 0)
-        regions = tuple({id(part.mr): part.mr for _, part, _ in self._gathered}.values())
+            mr = part.mr
+            regions[id(mr)] = mr
+            _put(rows, i, opcode, mr.addr + part.offset, part.length, mr.lkey, remote.addr, remote.rkey, 0)
         engine = self._starter._engine
-        op = engine.start_list("batch", self._starter._list(rows, count), regions, rows)
+        op = engine.start_list("batch", self._starter._list(rows, count), tuple(regions.values()), rows)
         self._work = Work(engine, op, "batch", nothing, count)
-
-
-def _fill(row: CData, opcode: WROpcode, part: MRSlice | TemporaryMR, remote_addr: int, rkey: int, imm: int) -> None:
-    row.opcode, row.imm = opcode, imm
-    row.addr, row.length, row.lkey = part.addr, part.length, part.lkey
-    row.remote_addr, row.rkey = remote_addr, rkey
 
 
 def nothing(_: Operation) -> None:

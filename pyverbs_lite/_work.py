@@ -71,7 +71,7 @@ class Work(Generic[_T]):
                 error.failed_index = self._op.failed_index
             raise
         finally:
-            if self._op.ended:
+            if self._callbacks and self._op.ended:
                 self._call_back()
 
     def result(self, timeout: float | None = None) -> _T:

@@ -44,6 +44,7 @@ PYTHON = {
     "prepared write": (1, 1, 30),
     "write_many": (7, 11, 330),
     "prepared write_many": (1, 1, 30),
+    "batch of 8 writes": (65, 60, 1800),
     "read": (1, 3, 88),
     "send": (1, 2, 62),
     "send bytes": (1, 4, 75),
@@ -135,6 +136,12 @@ PROGRAM = """
     def nothing():
         pass
 
+    def batch():
+        with left.batch() as gathered:
+            for _ in range(8):
+                gathered.write(remote, part)
+        gathered.work.wait()
+
     with pairs(1, 4096, device="null0") as made:
         left, right = made[0]
         part, remote, data = left.register(bytearray(4096))[:64], left.remote["target"][:64], bytes(64)
@@ -149,6 +156,7 @@ PROGRAM = """
             "read": counted(nothing, lambda: left.read(remote, part)),
             "prepared write": counted(nothing, lambda run=left.prepare_write(remote, part).run: run()),
             "write_many": counted(nothing, lambda: left.write_many(whole, part.mr, *rows)),
+            "batch of 8 writes": counted(nothing, batch),
             "prepared write_many": counted(nothing, lambda run=many.run: run()),
             "send": counted(nothing, lambda: (left.send(part), right.recv())[0]),
             "send bytes": counted(nothing, lambda: (left.send(data), right.recv())[0]),

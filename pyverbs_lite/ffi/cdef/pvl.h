@@ -255,6 +255,8 @@ void pvl_count_wait(struct pvl_engine *engine);
 void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 void pvl_stop(struct pvl_engine *engine);
+void pvl_request_put(struct pvl_request *requests, uint64_t index, int opcode, uint64_t addr, uint64_t length,
+                     uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm);
 uint64_t pvl_list_pack(struct pvl_list *list, int opcode, uint64_t max_piece, uint64_t count, const uint64_t *offsets,
                        const uint64_t *remote_offsets, const uint64_t *lengths, uint64_t length, uint64_t remote_addr,
                        uint32_t rkey, uint64_t remote_length);

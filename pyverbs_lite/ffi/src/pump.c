@@ -42,6 +42,16 @@ struct pvl_list {
     struct pvl_list *after;
 };
 
+/* Write one of an array of requests: in one call, for each member that Python sets takes as long. */
+static void pvl_request_put(struct pvl_request *requests, uint64_t index, int opcode, uint64_t addr, uint64_t length,
+                            uint32_t lkey, uint64_t remote_addr, uint32_t rkey, uint32_t imm)
+{
+    requests[index] = (struct pvl_request){
+        .addr = addr, .length = length, .remote_addr = remote_addr, .lkey = lkey, .rkey = rkey, .opcode = opcode,
+        .imm = imm,
+    };
+}
+
 /* Return the number of the first entry that reaches outside one of the two ranges, or count. */
 static uint64_t pvl_list_check(const struct pvl_list *list)
 {
