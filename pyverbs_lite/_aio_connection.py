@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from . import connection
 from ._aio_run import LARGE, Runner, is_large
+from ._aio_turns import BURST
 from ._args import Deadline
 from ._buffer import Memory
 from ._dial import Attempt, Dial
@@ -19,7 +20,7 @@ from ._requests import as_target
 from ._starter import Batch as _Batch
 from ._views import Message
 from ._work import Work
-from .enums import AccessFlags
+from .enums import AccessFlags, WROpcode
 from .errors import PeerClosedError
 from .grant import Grant
 from .mr import MR, MRSlice
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 __all__ = ["Batch", "Connection"]
+
+_SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM, _READ = map(
+    int,
+    (
+        WROpcode.SEND,
+        WROpcode.SEND_WITH_IMM,
+        WROpcode.RDMA_WRITE,
+        WROpcode.RDMA_WRITE_WITH_IMM,
+        WROpcode.RDMA_READ,
+    ),
+)
 
 
 class Connection(Runner):
@@ -72,9 +84,17 @@ class Connection(Runner):
 
     async def send(self, data: Memory | MR | MRSlice, *, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message; as ``pyverbs_lite.Connection.send``."""
-        await self._do(
-            "send", self._messages, lambda: self._conn.start_send(data, imm=imm, timeout=0), timeout, is_large(data)
-        )
+        deadline = None if timeout is None else Deadline(timeout)
+        opcode = _SEND if imm is None else _SEND_WITH_IMM
+        begun = self._begin(self._messages, opcode, self._conn._to_send(data), 0, 0, imm)
+        if begun is True:
+            return
+        if begun:
+            await self._await(begun, "send", deadline or Deadline(None))
+        else:
+            await self._do(
+                "send", self._messages, lambda: self._conn.start_send(data, imm=imm, timeout=0), timeout, is_large(data)
+            )
 
     @overload
     async def recv(self, *, lend: Literal[False] = False, timeout: float | None = None) -> Message: ...
@@ -87,6 +107,13 @@ class Connection(Runner):
 
         Lent: ``with await conn.recv(lend=True) as message``.
         """
+        watch = self._watch
+        if not (lend or self._receivers.waiting or watch.closed or watch.burst >= BURST):
+            watch.burst += 1
+            if watch.turns or self._engine._live:
+                watch.glance()
+            if (message := self._engine.inbox.receive_now(Message)) is not None:
+                return message
         if lend:
             return await self._receive("recv", lambda: self._conn.recv(lend=True, timeout=0), timeout)
         return await self._receive("recv", lambda: self._conn.recv(timeout=0), timeout)
@@ -169,9 +196,21 @@ class Connection(Runner):
     ) -> None:
         """Write into the peer's memory; as ``pyverbs_lite.Connection.write``."""
         turns = self._transfers if imm is None else self._messages
-        await self._do(
-            "write", turns, lambda: self._conn.start_write(remote, data, imm=imm, timeout=0), timeout, is_large(data)
-        )
+        deadline = None if timeout is None else Deadline(timeout)
+        opcode = _WRITE if imm is None else _WRITE_WITH_IMM
+        begun = self._begin(turns, opcode, self._conn._to_write(remote, data), remote.addr, remote.rkey, imm)
+        if begun is True:
+            return
+        if begun:
+            await self._await(begun, "write", deadline or Deadline(None))
+        else:
+            await self._do(
+                "write",
+                turns,
+                lambda: self._conn.start_write(remote, data, imm=imm, timeout=0),
+                timeout,
+                is_large(data),
+            )
 
     @overload
     async def read(self, remote: RemoteBuffer, into: None = None, *, timeout: float | None = None) -> bytes: ...
@@ -183,6 +222,15 @@ class Connection(Runner):
         self, remote: RemoteBuffer, into: Memory | MR | MRSlice | None = None, *, timeout: float | None = None
     ) -> bytes | int:
         """Read the whole of ``remote``; as ``pyverbs_lite.Connection.read``."""
+        deadline = None if timeout is None else Deadline(timeout)
+        if isinstance(into, (MR, MRSlice)):
+            target = self._conn._to_read(remote, into)
+            begun = self._begin(self._transfers, _READ, target[: remote.length], remote.addr, remote.rkey, None)
+            if begun is True:
+                return remote.length
+            if begun:
+                await self._await(begun, "read", deadline or Deadline(None))
+                return remote.length
         large = is_large(into) if into is not None else getattr(remote, "length", 0) > LARGE
 
         def start() -> Work[bytes | int]:

@@ -23,7 +23,6 @@ class RemoteBuffers(RemoteNames):
         self._watch = watch
         self._waiting: set[Any] = set()
         self._heard = 0
-        watch.turns.append(self)
 
     async def wait(self, name: str, timeout: float | None = None) -> RemoteBuffer:
         """Return a buffer as soon as the peer has named it; as of ``pyverbs_lite.Connection``."""
@@ -35,17 +34,22 @@ class RemoteBuffers(RemoteNames):
             if deadline.expired:
                 raise self._too_late(name, deadline)
             place = watch.place()
+            if not self._waiting:
+                self._heard = self._link.engine.heard
+                watch.turns.append(self)
             self._waiting.add(place)
             try:
                 await watch.sleep(place, deadline)
             finally:
                 self._waiting.discard(place)
+                if not self._waiting:
+                    watch.turns.remove(self)
         raise ClosedError(f"conn.remote.wait: this connection was closed; no buffer {name!r} was named before that")
 
     def wake(self) -> None:
         """Wake those who wait, if there were news since the last time, or nothing more will come."""
         engine = self._link.engine
-        if self._waiting and (engine.heard != self._heard or engine.failure is not None or self._watch.over):
+        if engine.heard != self._heard or engine.failure is not None or self._watch.over:
             self._heard = engine.heard
             for place in self._waiting:
                 self._watch.rouse(place)

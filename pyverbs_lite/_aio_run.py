@@ -9,22 +9,26 @@ from typing import Any, ClassVar, TypeVar
 from . import connection
 from ._aio_remote import RemoteBuffers
 from ._aio_thread import in_thread
-from ._aio_turns import EVERYBODY, LATER, Turns, WatchBase
+from ._aio_turns import BURST, EVERYBODY, LATER, Turns, WatchBase
 from ._aio_watch import Watch
 from ._args import Deadline
-from ._operation import repeated
+from ._link import CELL
+from ._operation import Operation, Source, repeated
 from ._stats import ConnectionStats
 from ._work import Work
 from .enums import WROpcode
 from .errors import ClosedError, QueueFullError, WaitTimeout
-from .ffi import lib
+from .ffi import ffi, lib
 from .mr import MR, MRSlice
+from .wr import immediate
 
 __all__ = ["LARGE", "Runner", "is_large"]
 
 _T = TypeVar("_T")
 #: To register this much memory, or to copy it, takes long enough for a thread.
 LARGE = 1 << 20
+_move, _copy, _from_buffer = lib.pvl_move, lib.pvl_move_copy, ffi.from_buffer
+_NOW, _PENDING = lib.PVL_NOW, lib.PVL_PENDING
 
 
 def is_large(data: object) -> bool:
@@ -74,14 +78,14 @@ class Runner:
     """
 
     #: What sleeps in the event loop, and what runs what cannot be awaited.
-    _watch_class: ClassVar[type[Any]] = Watch
+    _make_watch: ClassVar[Callable[..., WatchBase]] = Watch
     _in_thread: ClassVar[Callable[..., Any]] = staticmethod(in_thread)
 
     def __init__(self, conn: connection.Connection) -> None:
         self._conn = conn
         self._engine = conn._engine
         self.info = conn.info
-        self._watch: WatchBase = self._watch_class(conn._engine, conn._link.peer.control.fileno())
+        self._watch: WatchBase = self._make_watch(conn._engine, conn._link.peer.control.fileno())
         self.remote = RemoteBuffers(conn.remote, self._watch)
         self._receivers = Turns(self._watch, _Messages(self._watch))
         # A message may have to wait for the peer to take others; what needs no receive there does not wait with it.
@@ -97,6 +101,64 @@ class Runner:
     def _check_open(self, operation: str) -> None:
         if self._watch.closed:
             raise ClosedError(f"{operation}: this connection is closed")
+
+    def _begin(
+        self, turns: Turns, opcode: int, source: Source, addr: int, rkey: int, imm: int | None
+    ) -> Operation | bool:
+        """Post one request if nobody waits in front, and look once whether it is complete: most often by one C call.
+
+        Returns:
+            True: it is complete. False: nothing was posted. Else the operation is in flight, or has failed.
+        """
+        watch, engine = self._watch, self._engine
+        if turns.waiting or watch.closed or watch.burst >= BURST:
+            return False
+        mr: MR | None = None
+        if isinstance(source, MRSlice):
+            mr, fits = source.mr, source.length <= self._conn._max_piece
+        else:
+            fits = isinstance(source, memoryview) and source.nbytes <= CELL
+        if not fits:
+            return False
+        number = 0 if imm is None else immediate(imm, "imm")
+        watch.burst += 1
+        try:
+            op = engine._idle.pop()
+        except IndexError:
+            op = engine._pooled()
+        try:
+            if isinstance(source, MRSlice):
+                assert mr is not None
+                if source._recycled:
+                    op.regions = (mr,)
+                    mr._holders.add(op.serial)
+                rc = _move(engine._c, op.c, opcode, mr._c, source.offset, source.length, addr, rkey, number, _NOW)
+            else:
+                rc = _copy(engine._c, op.c, opcode, _from_buffer(source), len(source), addr, rkey, number, _NOW)
+        except BaseException:
+            engine._leave(op, mr)
+            raise
+        if rc == _PENDING:
+            engine._leave(op, mr)
+            return op
+        if mr is not None and op.regions:
+            mr._holders.discard(op.serial)
+            op.regions = ()
+        engine._idle.append(op)
+        if rc:
+            return False
+        if engine._live or watch.turns:  # C may have entered what others wait for
+            watch.see_to()
+        return True
+
+    async def _await(self, op: Operation, operation: str, deadline: Deadline) -> None:
+        """Wait for an operation that was begun."""
+        try:
+            await self._finish(op, operation, deadline)
+            if op.c.status:
+                self._engine.finish(op, operation, Deadline(0))  # which says why
+        finally:
+            self._watch.note_failure()
 
     async def _receive(self, operation: str, attempt: Callable[[], _T], timeout: float | None) -> _T:
         deadline, engine = Deadline(timeout), self._engine
@@ -137,7 +199,7 @@ class Runner:
                 " sent",
                 operation,
             ) from error
-        await self._finish(work, deadline)
+        await self._finish(work._op, operation, deadline)
         try:
             if large and operation == "read":  # it may be a copy
                 result: _T = await self._in_thread(lambda: work.result(0), operation)
@@ -159,15 +221,16 @@ class Runner:
                 if deadline.expired:
                     raise
 
-    async def _finish(self, work: Work[_T], deadline: Deadline) -> None:
+    async def _finish(self, op: Operation, operation: str, deadline: Deadline) -> None:
         """Wait until it has ended, well or badly; raise if it cannot be waited for any longer."""
-        op, engine = work._op, self._engine
+        engine = self._engine
         try:
             await self._watch.ended(op, deadline)
             if not op.ended:
                 if self._watch.closed:
-                    raise ClosedError(f"{work.operation}: this connection was closed")
-                engine.finish(op, work.operation, deadline if deadline.expired else Deadline(0))
+                    raise ClosedError(f"{operation}: this connection was closed")
+                engine.finish(op, operation, deadline if deadline.expired else Deadline(0))
         finally:  # not before the last look, which may find that it has just ended
             if not (engine.closed or op.ended):
                 lib.pvl_abandon(engine._c, op.c)  # what it still fetches goes nowhere
+                self._watch.arm()  # its memory is let go when it ends

@@ -1,8 +1,11 @@
 """What every kind of event loop has in common: completions noticed without a thread, and tasks that wait their turn.
 
-An event of the completion channel leads to one look, which enters what has completed, wakes whom that is for, and asks
-for the next event. A thread that polls as well, to close the connection for example, says so through an eventfd.
-Nothing is polled on a timer. How a task sleeps is the loop's matter: see ``_aio_watch`` and ``_anyio_watch``.
+Most operations are complete when they are looked at for the first time, and the event loop hears nothing of them. Where
+a task has to sleep, the next completion is asked to raise an event of the channel. That leads to one look, which enters
+what has completed, wakes whom that is for, and asks for another event if somebody still sleeps: asking for it, hearing
+of it and taking it are a system call each. A thread that polls as well, to close the connection for example, says so
+through an eventfd. Nothing is polled on a timer. How a task sleeps is the loop's matter: see ``_aio_watch`` and
+``_anyio_watch``.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from ._operation import Operation
 from .errors import ClosedError, QueueFullError, WaitTimeout
 from .ffi import lib
 
-__all__ = ["EVERYBODY", "LATER", "Turns", "Wakes", "WatchBase"]
+__all__ = ["BURST", "EVERYBODY", "LATER", "Turns", "Wakes", "WatchBase"]
 
 _T = TypeVar("_T")
 #: What an attempt raises that may go well later.
 LATER = (QueueFullError, WaitTimeout)
 #: So many operations of a connection may follow each other without a task's giving way to the others.
-_BURST = 64
+BURST = 64
 #: So many turns are due where nothing will come any more.
 EVERYBODY = sys.maxsize
 
@@ -50,7 +53,9 @@ class WatchBase(ABC):
 
     Attributes:
         closed: whether ``stop`` was called.
-        turns: those who wait, to be woken after each look.
+        turns: those who have somebody waiting, to be woken after each look.
+        asleep: the places that somebody sleeps on, and has not been woken.
+        armed: whether the next completion raises an event, or has done so.
     """
 
     #: Whether tasks that are woken one after the other run in that order.
@@ -60,6 +65,10 @@ class WatchBase(ABC):
         self.engine = engine
         self.closed = False
         self.turns: list[Wakes] = []
+        self.asleep: set[Any] = set()
+        self.armed = False
+        # Where the peer's news come as messages, they have to be heard also while nobody waits for anything.
+        self._listens = bool(engine._c.framing.control_worth_telling)
         self._thread = threading.get_ident()
         self._pending: set[Any] = set()
         self._stopped = self._failed = False
@@ -109,6 +118,10 @@ class WatchBase(ABC):
         """Whether nothing can be awaited here any more, as where a coroutine is closed after its loop."""
 
     @abstractmethod
+    def _look_soon(self) -> None:
+        """Have the loop look once more."""
+
+    @abstractmethod
     def _deaf(self) -> None:
         """Hear the peer no more: its descriptor would stay readable. And wake all once the flush has its time over."""
 
@@ -118,28 +131,57 @@ class WatchBase(ABC):
 
     # ------------------------------------------------------------ looking
 
-    def look(self) -> bool:
-        """Enter what has completed and wake whom that is for; return whether there may be more."""
+    def look(self, *, event: bool = False) -> bool:
+        """Enter what has completed and wake whom that is for; return whether there may be more.
+
+        Args:
+            event: take an event of the channel, which has one.
+        """
         if self.closed or self._stopped:
             return False
+        if event:
+            self.armed = False
+        rc = self._look_in_c(event, False)
+        if self._stopped:
+            return False
+        self.see_to()
+        if rc & lib.PVL_LOOKED_PART:
+            return True
+        if self.asleep or self._listens or self.engine._live:
+            self.arm()
+        return False
+
+    def arm(self) -> None:
+        """Have the next completion raise an event, and see to what has come before."""
+        if self.armed or self.closed or self._stopped:
+            return
+        rc = self._look_in_c(False, True)
+        if rc & lib.PVL_LOOKED_PART:
+            self._look_soon()
+        elif not rc & lib.PVL_LOOKED_BUSY:  # else that thread pokes
+            self.armed = True
+        if rc & lib.PVL_LOOKED_FOUND:
+            self.see_to()
+
+    def _look_in_c(self, event: bool, arm: bool) -> int:
         engine = self.engine
-        rc = lib.pvl_look(engine._c)
+        rc = int(lib.pvl_look(engine._c, event, arm))
         if rc == -errno.ESHUTDOWN or engine.foreign:  # somebody else has closed it, or what it is made of
             self._stopped = True
             self._unwatch()
             self._wake_all()
-            return False
+            return 0
         if rc < 0:
             engine.fail(os_error("ibv_poll_cq", -rc))
-        self._see_to()
-        return bool(rc == lib.PVL_LOOKED_PART)
+            return lib.PVL_LOOKED_FOUND
+        return rc
 
     def glance(self) -> None:
         """Enter what has completed by now and wake whom that is for, without any system call."""
         if not (self.closed or self._stopped or self.engine.foreign) and lib.pvl_peek(self.engine._c) > 0:
-            self._see_to()
+            self.see_to()
 
-    def _see_to(self) -> None:
+    def see_to(self) -> None:
         """See to what was entered."""
         engine = self.engine
         if engine._live:
@@ -180,7 +222,6 @@ class WatchBase(ABC):
             self._pending.add(place)
             try:
                 if not op.ended:  # it may have been noticed before that could be notified
-                    self.burst = 0
                     await self.sleep(place, deadline)
             finally:
                 op.notify = None
@@ -205,14 +246,16 @@ class Turns:
     Args:
         due: how many there are just now.
         waits: called when one has to wait.
+
+    Attributes:
+        waiting: those who do.
     """
 
     def __init__(self, watch: WatchBase, due: Callable[[], int], waits: Callable[[], object] | None = None) -> None:
         self._watch = watch
         self._due = due
         self._waits = waits
-        self._waiting: deque[_Turn] = deque()
-        watch.turns.append(self)
+        self.waiting: deque[_Turn] = deque()
 
     async def take(self, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
         """Wait for a turn, and return what ``attempt`` returns.
@@ -225,15 +268,15 @@ class Turns:
         """
         watch = self._watch
         watch.burst += 1
-        if watch.burst > _BURST:
+        if watch.burst > BURST:
             watch.burst = 0
             await watch.give_way()
         if watch.closed:
             raise ClosedError(f"{operation}: this connection is closed")
         try:
-            if not self._waiting and self._due() <= 0:
+            if not self.waiting and self._due() <= 0:
                 watch.glance()
-            if not self._waiting and self._due() > 0:
+            if not self.waiting and self._due() > 0:
                 try:
                     return attempt()
                 except LATER:
@@ -247,11 +290,12 @@ class Turns:
 
     async def _wait(self, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
         watch, turn = self._watch, _Turn()
-        self._waiting.append(turn)  # and there it stays until it is through, so nobody overtakes one that was woken
+        if not self.waiting:
+            watch.turns.append(self)
+        self.waiting.append(turn)  # and there it stays until it is through, so nobody overtakes one that was woken
         try:
             while True:
                 turn.place = watch.place()
-                watch.burst = 0
                 await watch.sleep(turn.place, deadline)
                 if watch.closed:
                     raise ClosedError(f"{operation}: this connection was closed")
@@ -261,17 +305,18 @@ class Turns:
                     if deadline.expired:
                         raise
         finally:
-            self._waiting.remove(turn)
-            if self._waiting and self._due() > 0 and (place := self._waiting[0].place) is not None:
+            self.waiting.remove(turn)
+            if not self.waiting:
+                watch.turns.remove(self)
+            elif self._due() > 0 and (place := self.waiting[0].place) is not None:
                 watch.rouse(place)
 
     def wake(self) -> None:
         """Wake those whose turn it is; where they could overtake each other, the first, who wakes the next."""
-        if self._waiting:
-            most = len(self._waiting) if self._watch.in_order else 1
-            for turn in islice(self._waiting, min(self._due(), most)):
-                if turn.place is not None:
-                    self._watch.rouse(turn.place)
+        most = len(self.waiting) if self._watch.in_order else 1
+        for turn in islice(self.waiting, min(self._due(), most)):
+            if turn.place is not None:
+                self._watch.rouse(turn.place)
 
 
 class _Turn:

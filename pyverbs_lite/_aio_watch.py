@@ -8,7 +8,6 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from ._aio_turns import WatchBase
 from ._args import Deadline
@@ -37,11 +36,11 @@ class Watch(WatchBase):
         try:
             self._open(peer_fd)
             for fd, method in (
-                (self._poke_fd, self._poked),
-                (self._channel_fd, self._look),
-                (self._peer_fd, self._hear),
+                (self._poke_fd, Watch._poked),
+                (self._channel_fd, Watch._ring),
+                (self._peer_fd, Watch._hear),
             ):
-                self.loop.add_reader(fd, _call, weakref.WeakMethod(method))
+                self.loop.add_reader(fd, _call, method, weakref.ref(self))
         except BaseException:
             self.stop()
             raise
@@ -60,12 +59,13 @@ class Watch(WatchBase):
     def _look_soon(self) -> None:
         if not self._looking:
             self._looking = True
-            self.loop.call_soon(_call, weakref.WeakMethod(self._look))
+            self.loop.call_soon(_call, Watch._look, weakref.ref(self))
 
     def _poked(self) -> None:
         if not self.closed:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._poke_fd)
+            self.armed = False  # the thread may have taken the event
             self._look()
 
     def _hear(self) -> None:
@@ -78,7 +78,13 @@ class Watch(WatchBase):
         if what & lib.PVL_WOKE_PEER and not (self.closed or self._stopped):
             self.engine.read_peer()
             lib.pvl_hub_listen(self.engine._c)  # if that is not over now
+        if what & lib.PVL_WOKE_EVENT:
+            self.armed = False
         self._look()
+
+    def _ring(self) -> None:
+        if self.look(event=True):
+            self._look_soon()
 
     def _look(self) -> None:
         self._looking = False
@@ -90,7 +96,7 @@ class Watch(WatchBase):
             return
         self._remove_readers(self._peer_fd)
         self._alarm = self.loop.call_later(
-            self.engine._flush_limit.left + 1e-3, _call, weakref.WeakMethod(self._wake_all)
+            self.engine._flush_limit.left + 1e-3, _call, Watch._wake_all, weakref.ref(self)
         )
         self._look_soon()
 
@@ -102,10 +108,18 @@ class Watch(WatchBase):
 
     async def sleep(self, place: asyncio.Future[None], deadline: Deadline) -> None:
         """Sleep until ``rouse``, or the deadline."""
-        await sleep_until(place, deadline)
+        self.asleep.add(place)
+        try:
+            self.arm()
+            if not place.done():
+                self.burst = 0
+                await sleep_until(place, deadline)
+        finally:
+            self.asleep.discard(place)
 
     def rouse(self, place: asyncio.Future[None]) -> None:
         """Wake who sleeps there."""
+        self.asleep.discard(place)
         wake(place)
 
     def rouse_from_thread(self, place: asyncio.Future[None]) -> None:
@@ -153,9 +167,9 @@ def wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _call(method: weakref.WeakMethod[Callable[[], Any]]) -> None:
-    if (call := method()) is not None:
-        call()
+def _call(method: Callable[[Watch], object], ref: weakref.ref[Watch]) -> None:
+    if (watch := ref()) is not None:
+        method(watch)
 
 
 def _remove(loop: asyncio.AbstractEventLoop, engine: Engine, fds: list[int]) -> None:

@@ -1,11 +1,13 @@
 """A connection's completions, noticed by any event loop that anyio knows, asyncio's and trio's.
 
-There is no task in the background: of those who sleep, one leads. It waits for the descriptors, all three behind one
-epoll, and wakes the others; when it has what it waits for, or is cancelled, another takes its place.
+In a loop of asyncio's ``_aio_watch`` does that. Elsewhere there is no task in the background: of those who sleep, one
+leads. It waits for the descriptors, all three behind one epoll, and wakes the others; when it has what it waits for, or
+is cancelled, another takes its place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import weakref
@@ -17,13 +19,14 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
+from . import _aio_watch
 from ._aio_thread import Call, start_thread
 from ._aio_turns import WatchBase
 from ._args import Deadline
 from ._engine import Engine
 from .ffi import lib
 
-__all__ = ["Watch", "in_thread"]
+__all__ = ["Watch", "in_thread", "watch"]
 
 _T = TypeVar("_T")
 
@@ -36,6 +39,15 @@ class _Place:
         self.woken = False
 
 
+def watch(engine: Engine, peer_fd: int) -> WatchBase:
+    """Make the watch of an engine for the event loop that runs."""
+    try:
+        of_asyncio = asyncio.current_task() is not None  # a loop that only hosts trio's has none
+    except RuntimeError:
+        of_asyncio = False
+    return _aio_watch.Watch(engine, peer_fd) if of_asyncio else Watch(engine, peer_fd)
+
+
 class Watch(WatchBase):
     """A watch that those who sleep see to by turns."""
 
@@ -45,6 +57,7 @@ class Watch(WatchBase):
         super().__init__(engine)
         self._sleepers: deque[_Place] = deque()
         self._leader: _Place | None = None
+        self._dozing = False  # it waits for the descriptors
         self._late: deque[_Place] = deque()  # by other threads
         self._finalizer = weakref.finalize(self, _release, engine, self._fds)
         try:
@@ -58,18 +71,23 @@ class Watch(WatchBase):
 
     # ------------------------------------------------------------ looking
 
-    def _hear(self) -> None:
-        """See which descriptors have something to say."""
+    def _hear(self) -> bool:
+        """See which descriptors have something to say; return whether the channel has an event."""
+        event = False
         for fd, _ in self._epoll.poll(0):
-            if fd == self._poke_fd:
+            if fd == self._channel_fd:
+                event = True
+            elif fd == self._poke_fd:
                 with suppress(BlockingIOError):
                     os.eventfd_read(fd)
-            elif fd == self._peer_fd:
+                self.armed = False  # the thread may have taken the event
+            else:
                 self.engine.read_peer()
+        return event
 
-    def _look(self) -> bool:
+    def _look(self, event: bool) -> bool:
         """Look for completions and for those whom other threads want woken; return whether there may be more."""
-        more = self.look()
+        more = self.look(event=event)
         while self._late:
             self.rouse(self._late.popleft())
         if self._failed and self.over:
@@ -90,6 +108,8 @@ class Watch(WatchBase):
         if not self.closed:
             os.eventfd_write(self._poke_fd, 1)
 
+    _look_soon = _poke
+
     # ------------------------------------------------------------ waiting
 
     def place(self) -> _Place:
@@ -99,6 +119,7 @@ class Watch(WatchBase):
     async def sleep(self, place: _Place, deadline: Deadline) -> None:
         """Sleep until ``rouse``, or the deadline; lead while nobody else does."""
         self._sleepers.append(place)
+        self.asleep.add(place)
         try:
             if deadline.seconds is None:  # a scope of its own would only cost time
                 await self._sleep(place)
@@ -107,6 +128,7 @@ class Watch(WatchBase):
                     await self._sleep(place)
         finally:
             self._sleepers.remove(place)
+            self.asleep.discard(place)
             if self._leader is None and self._sleepers:
                 self._sleepers[0].event.set()
 
@@ -115,29 +137,34 @@ class Watch(WatchBase):
             if self._leader is None:
                 await self._lead(place)
             else:
+                self.burst = 0
                 await place.event.wait()
                 place.event = anyio.Event()
 
     async def _lead(self, place: _Place) -> None:
         self._leader = place
+        event = False
         try:
             while True:
-                more = self._look()
+                more = self._look(event)
                 if place.woken or self.closed or self._stopped:
                     break
+                event = False
                 if more:
                     await anyio.lowlevel.checkpoint()
                     continue
+                self.burst, self._dozing = 0, True
                 if self._failed:  # then not for ever
                     with anyio.move_on_after(self.engine._flush_limit.left + 1e-3):
                         await anyio.wait_readable(self._epoll)
                 else:
                     await anyio.wait_readable(self._epoll)
+                self._dozing = False
                 if self.closed:
                     break
-                self._hear()
+                event = self._hear()
         finally:
-            self._leader = None
+            self._leader, self._dozing = None, False
             if self.closed:
                 self._close_fds()
 
@@ -145,10 +172,11 @@ class Watch(WatchBase):
         """Wake who sleeps there, or will."""
         if not place.woken:
             place.woken = True
-            if place is self._leader:
-                self._poke()
-            else:
+            self.asleep.discard(place)
+            if place is not self._leader:
                 place.event.set()
+            elif self._dozing:
+                self._poke()
 
     def rouse_from_thread(self, place: _Place) -> None:
         """Do that in another thread than the loop's."""

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 #: Bytes in front of every two-sided message.
 _HEADER: int = lib.PVL_HEADER_BYTES
 _SLICE_NS = int(SLICE * 1e9)
-_recv, _BOX_BYTES = lib.pvl_recv, lib.PVL_BOX_BYTES
+_recv, _BOX_BYTES, _NOW = lib.pvl_recv, lib.PVL_BOX_BYTES, lib.PVL_NOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,33 @@ class Inbox:
                 boxes += (box,)  # no call: after one an interrupt may come, and with it the message would be lost
                 return made
         return self._receive(operation, deadline or Deadline(None), take, late, lend)
+
+    def receive_now(self, make: Callable[[memoryview], _T]) -> _T | None:
+        """Return what ``make`` makes of a short message, if one is there that has nothing else; for an event loop.
+
+        Where this is None there may be a message all the same, for ``receive``.
+        """
+        if self._returned or self._asked or self._dropped:
+            return None
+        made = None
+        try:
+            box = _boxes.pop()
+        except IndexError:
+            box = _Box()
+        try:
+            length = _recv(self._c, box.c, _NOW)
+            if length >= 0:
+                if length > _BOX_BYTES or self._asked:
+                    self._keep_box(box)
+                    return None
+                made = make(box.view[:length])
+        except BaseException:
+            if box.c.length >= 0:  # as in ``receive``
+                self._keep_box(box)
+            raise
+        boxes = _boxes
+        boxes += (box,)
+        return made
 
     def _receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], _T], late: bool, lend: bool) -> _T:
         engine = self._engine

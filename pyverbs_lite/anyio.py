@@ -27,7 +27,7 @@ from . import _aio_connection, cm, connection, listener
 from ._aio_connection import Batch
 from ._aio_listener import ListenerBase, dial, listen_by
 from ._aio_thread import Opening
-from ._anyio_watch import Watch, in_thread
+from ._anyio_watch import in_thread, watch
 from ._args import Deadline
 from ._settings import ConnectOptions, spelled
 
@@ -38,7 +38,7 @@ class Connection(_aio_connection.Connection):
     """An RC connection of an event loop of anyio's; everything as of ``pyverbs_lite.aio.Connection``."""
 
     _face: ClassVar[str] = "anyio"
-    _watch_class = Watch
+    _make_watch = staticmethod(watch)
     _in_thread = staticmethod(in_thread)
 
     async def __aexit__(

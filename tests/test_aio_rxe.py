@@ -511,12 +511,45 @@ class TestCancellation:
 
         run(main())
 
+    def test_nobody_overtakes_who_waits(self, run):
+        async def main():
+            async with connected() as (left, right):
+                waiting_tasks = [asyncio.create_task(right.recv()) for _ in range(2)]
+                await asyncio.sleep(0)
+                for message in (b"first", b"second", b"third"):
+                    await left.send(message)
+                assert await right.recv() == b"third"
+                assert [await task for task in waiting_tasks] == [b"first", b"second"]
+
+        run(main())
+
+    def test_a_task_that_never_waits_gives_way(self, run):
+        async def main():
+            async with connected({"buffers": {"far": bytearray(64)}}) as (left, right):
+                region, turns = await left.register(bytearray(64)), 0
+
+                async def other() -> None:
+                    nonlocal turns
+                    while True:
+                        turns += 1
+                        await asyncio.sleep(0)
+
+                task = asyncio.create_task(other())
+                for number in range(300):
+                    await left.write(left.remote["far"], region)
+                    await left.send(b"%d" % number)
+                    assert await right.recv() == b"%d" % number
+                assert turns >= 8
+                await cancelled(task)
+
+        run(main())
+
     def test_a_cancelled_receiver_passes_its_turn_on(self, run):
         async def main():
             async with connected() as (left, right):
                 tasks = [asyncio.create_task(right.recv()) for _ in range(3)]
                 await asyncio.sleep(0)
-                place = right._receivers._waiting[0]
+                place = right._receivers.waiting[0]
                 sending = asyncio.create_task(left.send(b"for the second"))
                 while not place.place.done():
                     await asyncio.sleep(0)
@@ -731,8 +764,8 @@ class TestSharing:
 class TestSleeping:
     def test_nothing_happens_while_nothing_comes(self, run, monkeypatch):
         looks = []
-        look = _aio_watch.Watch._look
-        monkeypatch.setattr(_aio_watch.Watch, "_look", lambda watch: looks.append(1) or look(watch))
+        look = _aio_watch.Watch.look
+        monkeypatch.setattr(_aio_watch.Watch, "look", lambda watch, **how: looks.append(1) or look(watch, **how))
 
         async def main():
             async with connected() as (left, right):
@@ -753,6 +786,68 @@ class TestSleeping:
                 assert ticker.ticks >= 10
                 await left.send(b"awake")
                 assert await receiving == b"awake"
+
+        run(main())
+
+    def test_events_are_asked_for_by_who_sleeps(self, run):
+        async def main():
+            far = bytearray(64)
+            async with connected({"buffers": {"far": far}}) as (left, right):
+                remote, region = left.remote["far"], await left.register(bytearray(b"z" * 64))
+                await asyncio.sleep(0.01)
+                assert not left._watch.armed
+                for number in range(40):
+                    await left.write(remote, region)
+                    await left.send(b"%d" % number)
+                    assert await right.recv() == b"%d" % number
+                assert not left._watch.armed
+                assert not right._watch.turns
+                receiving = asyncio.create_task(right.recv())
+                await asyncio.sleep(0)
+                assert right._watch.armed
+                assert right._watch.turns
+                await left.send(b"awake")
+                assert await receiving == b"awake"
+                assert not right._watch.armed
+                assert not right._watch.turns
+                assert not right._watch.asleep
+
+        run(main())
+
+    def test_what_nobody_waits_for_lets_go_of_its_memory(self, run):
+        async def main():
+            async with connected({"buffers": {"far": bytearray(1 << 16)}}) as (left, _):
+                region = await left.register(bytearray(b"y" * (1 << 16)))
+                entries = [0] * 2000, [0] * 2000, [1 << 15] * 2000
+                with pytest.raises(pvl.WaitTimeout, match="still in flight"):
+                    await left.write_many(left.remote["far"], region, *entries, timeout=0)
+                with pytest.raises(pvl.VerbsError, match="in flight"):
+                    region.close()
+                await waiting(lambda: not left._engine._live)  # nobody does anything but the loop
+                region.close()
+
+        run(main())
+
+    def test_who_waits_for_another_thing_is_woken_too(self, run):
+        async def main():
+            async with connected({"recv_depth": 2, "buffers": {"far": bytearray(64)}}) as (left, right):
+                region, sent = await left.register(bytearray(64)), 0
+                with suppress(pvl.WaitTimeout):
+                    while True:  # until the peer has no receive left
+                        await left.send(b"%d" % sent, timeout=0.01)
+                        sent += 1
+                sending = asyncio.create_task(left.send(b"late"))
+                await asyncio.sleep(0.01)
+                place = left._messages.waiting[0].place
+                assert await right.recv() == b"0"
+                for _ in range(50):  # the loop has no turn, so it is a write that finds the receive
+                    await left.write(left.remote["far"], region)
+                    if place.done():
+                        break
+                assert place.done()
+                await sending
+                got = [await right.recv() for _ in range(sent)]
+                assert got == [*(b"%d" % number for number in range(1, sent)), b"late"]
 
         run(main())
 

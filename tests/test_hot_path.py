@@ -49,6 +49,11 @@ PYTHON = {
     "send": (1, 2, 62),
     "send bytes": (1, 4, 75),
     "recv": (2, 3, 115),
+    "awaited write": (6, 8, 275),
+    "awaited write bytes": (7, 13, 300),
+    "awaited read": (10, 14, 450),
+    "awaited send": (5, 8, 235),
+    "awaited recv": (3, 4, 140),
 }
 
 
@@ -103,7 +108,7 @@ def test_instructions_in_c(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-    import json, sys
+    import asyncio, json, sys
     from array import array
     import pyverbs_lite as pvl
     from bench.pair import pairs
@@ -142,6 +147,28 @@ PROGRAM = """
                 gathered.write(remote, part)
         gathered.work.wait()
 
+    def at_once(coroutine):
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("it was not complete at once")
+
+    async def awaited():
+        async with pvl.aio.listen("127.0.0.1", 0, device="null0", buffers={"target": bytearray(4096)}) as listener:
+            accepting = asyncio.ensure_future(listener.accept(20))
+            async with pvl.aio.connect("127.0.0.1", listener.port, device="null0") as left, await accepting as right:
+                part, remote = (await left.register(bytearray(4096)))[:64], left.remote["target"][:64]
+                data, send, recv = bytes(64), lambda: at_once(left.send(part)), lambda: at_once(right.recv())
+                return {
+                    "awaited write": counted(nothing, lambda: at_once(left.write(remote, part))),
+                    "awaited write bytes": counted(nothing, lambda: at_once(left.write(remote, data))),
+                    "awaited read": counted(nothing, lambda: at_once(left.read(remote, part))),
+                    "awaited send": counted(nothing, lambda: (at_once(left.send(part)), at_once(right.recv()))[0]),
+                    "awaited recv": counted(send, lambda: at_once(right.recv())),
+                }
+
+    loop = asyncio.run(awaited())
     with pairs(1, 4096, device="null0") as made:
         left, right = made[0]
         part, remote, data = left.register(bytearray(4096))[:64], left.remote["target"][:64], bytes(64)
@@ -161,6 +188,7 @@ PROGRAM = """
             "send": counted(nothing, lambda: (left.send(part), right.recv())[0]),
             "send bytes": counted(nothing, lambda: (left.send(data), right.recv())[0]),
             "recv": counted(lambda: left.send(part), lambda: right.recv()),
+            **loop,
         }))
 """
 
@@ -172,9 +200,8 @@ def test_python_around_one_operation() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     counted = json.loads(done.stdout)
-    receive = counted["recv"]
-    for name in ("send", "send bytes"):
-        counted[name] = [both - one for both, one in zip(counted[name], receive, strict=True)]
+    for send, receive in (("send", "recv"), ("send bytes", "recv"), ("awaited send", "awaited recv")):
+        counted[send] = [both - one for both, one in zip(counted[send], counted[receive], strict=True)]
     too_much = {
         name: (found, PYTHON[name])
         for name, found in counted.items()

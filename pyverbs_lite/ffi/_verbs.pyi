@@ -555,10 +555,13 @@ class Lib:
     PVL_LATE: Final[int]
     PVL_LONG: Final[int]
     PVL_LOOKED_BUSY: Final[int]
+    PVL_LOOKED_EVENT: Final[int]
+    PVL_LOOKED_FOUND: Final[int]
     PVL_LOOKED_PART: Final[int]
     PVL_MAP_HUGETLB: Final[int]
     PVL_MORE: Final[int]
     PVL_NOTHING: Final[int]
+    PVL_NOW: Final[int]
     PVL_NO_CREDIT: Final[int]
     PVL_NO_SLOT: Final[int]
     PVL_OUTSIDE: Final[int]
@@ -576,6 +579,7 @@ class Lib:
     PVL_UNTIL_SLOT: Final[int]
     PVL_UNUSUAL: Final[int]
     PVL_WOKE_CONTROL: Final[int]
+    PVL_WOKE_EVENT: Final[int]
     PVL_WOKE_PEER: Final[int]
     PVL_WOKE_SIGNAL: Final[int]
     PVL_WOKE_TIMEOUT: Final[int]
@@ -823,7 +827,7 @@ class Lib:
     def pvl_list_move(self, a0: CData, a1: int, a2: CData, a3: int, a4: int, a5: int, a6: CData, a7: CData, a8: CData, a9: int, a10: int, a11: int, a12: int, a13: int, /) -> int: ...
     def pvl_list_pack(self, a0: CData, a1: int, a2: int, a3: int, a4: CData, a5: CData, a6: CData, a7: int, a8: int, a9: int, a10: int, /) -> int: ...
     def pvl_list_start(self, a0: CData, a1: CData, a2: CData, a3: int, /) -> int: ...
-    def pvl_look(self, a0: CData, /) -> int: ...
+    def pvl_look(self, a0: CData, a1: int, a2: int, /) -> int: ...
     def pvl_memory_close(self, a0: CData, a1: int, /) -> int: ...
     def pvl_memory_new(self, a0: CData, a1: int, a2: int, a3: int, /) -> CData: ...
     def pvl_memory_put(self, a0: CData, /) -> None: ...

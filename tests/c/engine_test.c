@@ -709,10 +709,10 @@ static void a_hub_tells_the_loop_and_the_thread(void)
         assert(pvl_hub_turn(hub, 1000) == 0);
         key = pvl_hub_next(hub, &what);
         assert(key == engine->key && what == PVL_WOKE_EVENT && pvl_hub_next(hub, &what) == 0);
-        looked = pvl_look(engine);
+        looked = pvl_look(engine, 1, 1);
         pthread_join(thread, NULL);
         assert(found == 0);
-        if (looked == PVL_LOOKED_BUSY) { /* then it is told to look again */
+        if (looked & PVL_LOOKED_BUSY) { /* then it is told to look again */
             eventfd_t pokes = 0;
 
             assert(eventfd_read(call, &pokes) == 0 && pokes);
@@ -723,6 +723,48 @@ static void a_hub_tells_the_loop_and_the_thread(void)
     pvl_hub_free(hub);
     pvl_poke_at(engine, -1);
     close(call);
+}
+
+/* How often the event loop was poked since it looked for that last. */
+static eventfd_t pokes(int fd)
+{
+    eventfd_t count = 0;
+
+    return eventfd_read(fd, &count) ? 0 : count;
+}
+
+/* An event loop asks for events only when it says so, and is poked for what others do, not for what it does itself. */
+static void an_event_loop_looks_when_it_likes(void)
+{
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+    struct pvl_box *box = malloc(sizeof(*box));
+    int poked = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+
+    pvl_poke_at(engine, poked);
+    fake.at_once = 1;
+    assert(write64(&op, held, PVL_NOW) == 0 && pokes(poked) == 0);
+    assert(write64(&op, held, MS) == 0 && pokes(poked) == 1);
+    arrive(PVL_MESSAGE, 0, "one", 3);
+    assert(pvl_recv(engine, box, PVL_NOW) == 3 && pvl_recv(engine, box, PVL_NOW) == PVL_NOTHING && pokes(poked) == 0);
+    fake.at_once = 0;
+    assert(write64(&op, held, PVL_NOW) == PVL_PENDING && fake.arms == 0);
+    assert(pvl_look(engine, 0, 0) == 0 && fake.arms == 0);
+    assert(pvl_look(engine, 0, 1) == 0 && fake.arms == 1);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_look(engine, 0, 0) == PVL_LOOKED_FOUND && op.done == op.posted && fake.events == 1);
+    assert(pvl_look(engine, 1, 0) == PVL_LOOKED_EVENT && pvl_look(engine, 1, 0) == 0 && fake.arms == 1);
+    assert(pokes(poked) == 0);
+    /* A thread that sleeps may take the event that the loop has asked for, with nothing behind it. */
+    engine->spin_ns = 0;
+    assert(write64(&op, held, PVL_NOW) == PVL_PENDING && pvl_look(engine, 0, 1) == 0);
+    deliver(1, IBV_WC_SUCCESS);
+    assert(pvl_look(engine, 0, 0) == PVL_LOOKED_FOUND);
+    assert(pvl_progress(engine, PVL_UNTIL_ARRIVAL, NULL, 0, MS) == PVL_WOKE_TIMEOUT && pokes(poked) == 1);
+    assert(pvl_look(engine, 1, 0) == 0);
+    pvl_poke_at(engine, -1);
+    close(poked);
+    pvl_memory_put(held);
+    free(box);
 }
 
 #define TEST(name) {#name, name}
@@ -755,6 +797,7 @@ static const struct {
     TEST(threads_share_the_short_way),
     TEST(stopping_wakes_who_waits),
     TEST(a_hub_tells_the_loop_and_the_thread),
+    TEST(an_event_loop_looks_when_it_likes),
 };
 
 int main(int argc, char **argv)

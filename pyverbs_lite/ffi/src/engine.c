@@ -605,6 +605,8 @@ static int pvl_advance(struct pvl_engine *engine, int until, const struct pvl_op
         engine->polling = 0;
         engine->stats.polls++;
         engine->stats.sleeps += pvl_naps - naps;
+        if (pvl_naps != naps && engine->poke_fd >= 0)
+            engine->missed = 1; /* it may have taken the event that an event loop relies on */
         control = engine->framing.control_arrived;
         if (got == 0 && rc == 0)
             pvl_found_nothing(engine);
@@ -747,14 +749,20 @@ static int pvl_post(struct pvl_engine *engine, struct pvl_op *op, int opcode, in
     return rc;
 }
 
+/*
+ * As a timeout_ns of pvl_move(), pvl_recv() and their like: look once, and wait for nothing. The caller is the event
+ * loop, which is poked by others, and sees itself to what it has entered.
+ */
+#define PVL_NOW (-1)
+
 /* Look once for completions, which may be there by now: it costs less than to get ready for a wait. Under the lock. */
-static void pvl_glance(struct pvl_engine *engine)
+static inline void pvl_glance(struct pvl_engine *engine, int poke)
 {
     int got = engine->polling ? 0 : ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
 
     engine->stats.polls += !engine->polling;
     if (got > 0)
-        pvl_enter(engine, got, 1);
+        pvl_enter(engine, got, poke);
 }
 
 /* What pvl_run() does; under the lock. */
@@ -770,7 +778,7 @@ static int pvl_run_locked(struct pvl_engine *engine, struct pvl_op *op, struct p
     else
         rc = pvl_post_locked(engine, op, memory, ask);
     if (rc == 0) {
-        pvl_glance(engine);
+        pvl_glance(engine, timeout_ns != PVL_NOW);
         if (op->posted != op->done && timeout_ns > 0)
             pvl_advance(engine, PVL_UNTIL_FEW, op, 0, timeout_ns);
         if (op->posted != op->done || op->status)
@@ -987,7 +995,7 @@ static int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t 
         return box->length; /* see pvl_run() */
     pthread_mutex_lock(&engine->lock);
     if (engine->arrived == engine->taken && !engine->stopped)
-        pvl_glance(engine);
+        pvl_glance(engine, timeout_ns != PVL_NOW);
     if (engine->arrived == engine->taken && timeout_ns > 0)
         pvl_advance(engine, PVL_UNTIL_ARRIVAL, NULL, 0, timeout_ns);
     arrival = &engine->arrivals[engine->taken % engine->recv_slots];

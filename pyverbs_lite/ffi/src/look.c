@@ -8,6 +8,8 @@
 
 #define PVL_LOOKED_PART 1 /* there may be more: look again */
 #define PVL_LOOKED_BUSY 2 /* another thread is polling; it enters what there is, and pokes */
+#define PVL_LOOKED_FOUND 4 /* completions were entered */
+#define PVL_LOOKED_EVENT 8 /* an event was taken */
 
 /* Tell the event loop that a thread has entered completions, and maybe taken the events for them. Under the lock. */
 static void pvl_poke(struct pvl_engine *engine)
@@ -27,13 +29,14 @@ static void pvl_poke_at(struct pvl_engine *engine, int fd)
 }
 
 /*
- * Take the channel's events, and enter the completions that are there; the next one raises an event again.
+ * Enter the completions that are there. With `event`, take an event of the channel first, if there is one: where more
+ * are, its descriptor stays readable. With `arm`, the next completion raises an event.
  *
- * Returns 0 once there are none left, PVL_LOOKED_*, or a negative errno: -ESHUTDOWN after pvl_stop().
+ * Returns PVL_LOOKED_* bits, or a negative errno: -ESHUTDOWN after pvl_stop(). With PART or BUSY nothing was armed.
  */
-static int pvl_look(struct pvl_engine *engine)
+static int pvl_look(struct pvl_engine *engine, int event, int arm)
 {
-    int armed = 0, n = 0, rc = 0;
+    int n = 0, rc = 0;
 
     pthread_mutex_lock(&engine->lock);
     if (engine->stopped || engine->polling) {
@@ -45,10 +48,10 @@ static int pvl_look(struct pvl_engine *engine)
     engine->stats.polls++;
     engine->polling = 1; /* the wc array is this thread's, and pvl_stop() waits */
     pthread_mutex_unlock(&engine->lock);
-    n = engine->hub ? 0 : pvl_drain_events(engine->channel); /* the hub has taken them */
-    if (n < 0)
-        rc = n;
-    for (int round = 0; rc == 0; round++) {
+    if (event && !engine->hub) /* the hub has taken them */
+        n = pvl_drain_event(engine->channel);
+    rc = n > 0 ? PVL_LOOKED_EVENT : n;
+    for (int round = 0; rc >= 0 && !(rc & PVL_LOOKED_PART); round++) {
         n = ibv_poll_cq(engine->cq, PVL_BATCH, engine->wc);
         if (n < 0) {
             rc = -EIO;
@@ -56,13 +59,12 @@ static int pvl_look(struct pvl_engine *engine)
             pthread_mutex_lock(&engine->lock);
             pvl_enter(engine, n, 0);
             pthread_mutex_unlock(&engine->lock);
-            if (round >= PVL_LOOKS)
-                rc = PVL_LOOKED_PART;
-        } else if (!armed) {
+            rc |= round < PVL_LOOKS ? PVL_LOOKED_FOUND : PVL_LOOKED_FOUND | PVL_LOOKED_PART;
+        } else if (arm) {
             n = ibv_req_notify_cq(engine->cq, 0);
             if (n)
                 rc = n < 0 ? n : -n;
-            armed = 1; /* and once more round: what came before the arming raises no event */
+            arm = 0; /* and once more round: what came before the arming raises no event */
         } else {
             break;
         }

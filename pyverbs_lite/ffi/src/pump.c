@@ -338,7 +338,7 @@ static int pvl_list_start(struct pvl_engine *engine, struct pvl_list *list, stru
     list->window = window;
     rc = pvl_list_enter(engine, list);
     if (rc == 0 && engine->poke_fd < 0) /* an event loop looks by itself, and would have to be told */
-        pvl_glance(engine);
+        pvl_glance(engine, 1);
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }
@@ -358,7 +358,7 @@ static int pvl_list_run(struct pvl_engine *engine, struct pvl_list *list, uint64
     rc = pvl_list_enter(engine, list);
     if (rc)
         return rc;
-    pvl_glance(engine);
+    pvl_glance(engine, timeout_ns != PVL_NOW);
     if (!pvl_ready(engine, PVL_UNTIL_FEW, op, 0) && timeout_ns > 0)
         pvl_advance(engine, PVL_UNTIL_FEW, op, 0, timeout_ns);
     return pvl_ready(engine, PVL_UNTIL_FEW, op, 0) && !op->status && !list->error ? 0 : PVL_PENDING;

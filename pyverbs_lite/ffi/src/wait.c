@@ -67,6 +67,22 @@ static int pvl_drain_events(struct ibv_comp_channel *channel)
     }
 }
 
+/* Take and acknowledge one event, if there is one; returns 1, 0, or a negative errno. Each try is a system call. */
+static int pvl_drain_event(struct ibv_comp_channel *channel)
+{
+    struct ibv_cq *cq;
+    void *cq_context;
+
+    errno = 0; /* see pvl_drain_events() */
+    if (ibv_get_cq_event(channel, &cq, &cq_context) == 0) {
+        ibv_ack_cq_events(cq, 1);
+        return 1;
+    }
+    if (errno == EAGAIN || errno == EINTR)
+        return 0;
+    return errno ? -errno : -EIO;
+}
+
 /*
  * Sleep until the channel or the peer's descriptor is readable, or so long; returns PVL_WOKE_* bits.
  *
@@ -80,8 +96,6 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t left
     };
     int blind = !channel && left > PVL_BLIND_SLEEP_NS;
     struct timespec limit;
-    struct ibv_cq *cq;
-    void *cq_context;
     int n;
 
     if (left <= 0)
@@ -97,12 +111,10 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t left
     if (n == 0)
         return blind ? 0 : PVL_WOKE_TIMEOUT;
     if (fds[0].revents) {
-        errno = 0; /* see pvl_drain_events() */
-        if (ibv_get_cq_event(channel, &cq, &cq_context) == 0)
-            ibv_ack_cq_events(cq, 1);
-        else if (errno != EAGAIN && errno != EINTR)
-            return errno ? -errno : -EIO;
-        else if (fds[0].revents & (POLLERR | POLLHUP | POLLNVAL))
+        n = pvl_drain_event(channel);
+        if (n < 0)
+            return n;
+        if (n == 0 && fds[0].revents & (POLLERR | POLLHUP | POLLNVAL))
             return -ENODEV; /* the device is gone: the descriptor would be readable for ever */
     }
     return fds[1].revents ? PVL_WOKE_PEER : 0;
