@@ -10,7 +10,7 @@ from enum import Enum, IntFlag
 from numbers import Real
 from typing import SupportsIndex, TypeVar
 
-__all__ = ["Deadline", "check_flags", "check_int"]
+__all__ = ["Deadline", "check_flags", "check_int", "check_seconds"]
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
@@ -49,6 +49,20 @@ def check_flags(name: str, value: object, kind: type[_F]) -> _F:
     return kind(value)
 
 
+def check_seconds(seconds: object) -> float:
+    """Return how long something may take as a ``float``, which counts in no other precision.
+
+    Raises:
+        TypeError, ValueError: not a number, or a negative one.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, Real)):
+        raise TypeError(f"timeout must be a number of seconds or None, not {seconds!r}")
+    seconds = float(seconds)
+    if not seconds >= 0:  # nor is it NaN
+        raise ValueError(f"timeout must not be negative, and is {seconds}")
+    return seconds
+
+
 class Deadline:
     """A point in time up to which several waits may take together; ``None`` seconds: no limit.
 
@@ -58,13 +72,9 @@ class Deadline:
     __slots__ = ("_end", "seconds")
 
     def __init__(self, seconds: float | None) -> None:
-        if seconds is not None:
-            # What nearly everybody passes is told by its type: to ask whether it is a kind of number takes longer.
-            if type(seconds) is not float and (isinstance(seconds, bool) or not isinstance(seconds, (int, Real))):
-                raise TypeError(f"timeout must be a number of seconds or None, not {seconds!r}")
-            seconds = float(seconds)  # other kinds of number would count time in their own precision
-            if not seconds >= 0:  # a NaN is neither
-                raise ValueError(f"timeout must not be negative, and is {seconds}")
+        # What nearly everybody passes is told by its type: to ask whether it is a kind of number takes longer.
+        if seconds is not None and not (type(seconds) is float and seconds >= 0):
+            seconds = check_seconds(seconds)
         self.seconds = seconds
         self._end = math.inf if seconds is None else time.monotonic() + seconds if seconds else -math.inf
 

@@ -98,7 +98,7 @@ class Dial:
         once: makes one attempt.
     """
 
-    once: Callable[[Dial, Attempt, Deadline], Link]
+    once: Callable[[Dial, Attempt | None, Deadline], Link]
     host: str
     port: int
     settings: Settings
@@ -109,8 +109,11 @@ class Dial:
         timeout = old.timeout if timeout is None else timeout
         return replace(self, settings=replace(old, buffers=buffers, access=access, timeout=timeout))
 
-    def link(self, attempt: Attempt) -> Link:
+    def link(self, attempt: Attempt | None = None) -> Link:
         """Connect; with ``reconnect=`` until it works, or its time is over.
+
+        Args:
+            attempt: where another thread may put an end to it.
 
         Raises:
             HandshakeTimeout: its time is over; the cause is what the last attempt met.
@@ -120,7 +123,7 @@ class Dial:
         backoff, settings = self.settings.reconnect, self.settings
         if backoff is None:
             return self.once(self, attempt, Deadline(settings.timeout))
-        total = Deadline(backoff.total)
+        attempt, total = attempt or Attempt(), Deadline(backoff.total)
         for number, pause in enumerate(backoff.pauses(), 1):
             try:
                 return self.once(self, attempt, total.sooner(settings.timeout))
@@ -136,9 +139,10 @@ class Dial:
         raise AssertionError("the pauses have no end")
 
 
-def over_tcp(dial: Dial, attempt: Attempt, deadline: Deadline) -> Link:
+def over_tcp(dial: Dial, attempt: Attempt | None, deadline: Deadline) -> Link:
     """Make one attempt over TCP."""
     sock, address = connect_tcp(dial.host, dial.port, deadline)
     control = Control.of(sock, dial.settings, dial.host, address=address)
-    attempt.began(control)
+    if attempt is not None:
+        attempt.began(control)
     return establish(control, dial.settings, deadline, accepting=False)

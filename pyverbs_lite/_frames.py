@@ -117,6 +117,7 @@ LAYOUTS = {
 }
 _FIELDS = {layout: re.findall(r":(\w+)", text) for layout, text in LAYOUTS.items()}
 _STRUCTS = {layout: struct.Struct("!" + re.sub(r":\w+", "", text)) for layout, text in LAYOUTS.items()}
+_hello_fields = operator.attrgetter(*_FIELDS["HELLO"])
 PREFACE, HEADER, _HELLO, _BUFFER, REFUSE, DOMAIN, CHALLENGE, _PROOF = _STRUCTS.values()
 
 
@@ -133,12 +134,14 @@ def frame_header(kind: FrameType, length: int) -> bytes:
 def unpack(layout: str, payload: bytes | bytearray) -> dict[str, Any]:
     """Read a layout's fields from the start of some bytes; what is reserved must be 0."""
     record = dict(zip(_FIELDS[layout], _STRUCTS[layout].unpack_from(payload), strict=True))
-    checked_int(record.pop("reserved", 0), 0, 0, "reserved")
+    if reserved := record.pop("reserved", 0):
+        checked_int(reserved, 0, 0, "reserved")
     return record
 
 
 # The wire has its own codes, so that it does not change where a C enum does.
 _LINK_LAYERS = {LinkLayer.INFINIBAND: 1, LinkLayer.ETHERNET: 2}
+_LINK_LAYER_OF = {code: layer for layer, code in _LINK_LAYERS.items()}
 _ACCESS = {AccessFlags.REMOTE_READ: 1, AccessFlags.REMOTE_WRITE: 2, AccessFlags.REMOTE_ATOMIC: 4}
 #: Beside those: the buffer ends with the connection, though the domain goes on.
 _PASSING = 8
@@ -221,7 +224,7 @@ Event: TypeAlias = (
 
 def pack_endpoint(endpoint: Endpoint) -> bytes:
     """Return the payload of a HELLO."""
-    record = {name: getattr(endpoint, name, 0) for name in _FIELDS["HELLO"]}
+    record = dict(zip(_FIELDS["HELLO"], _hello_fields(endpoint), strict=True))
     record.update(gid=endpoint.gid.packed, mtu=endpoint.mtu.bytes, link_layer=_LINK_LAYERS[endpoint.link_layer])
     return _HELLO.pack(*record.values())
 
@@ -229,7 +232,7 @@ def pack_endpoint(endpoint: Endpoint) -> bytes:
 def _unpack_hello(payload: bytes) -> HelloReceived:
     record = unpack("HELLO", payload)
     code = checked_int(record["link_layer"], 1, len(_LINK_LAYERS), "link_layer")
-    record["link_layer"] = next(layer for layer, wire in _LINK_LAYERS.items() if wire == code)
+    record["link_layer"] = _LINK_LAYER_OF[code]
     record["gid"] = IPv6Address(record["gid"])
     record["mtu"] = MTU.from_bytes_size(record["mtu"])
     return HelloReceived(Endpoint(**record))

@@ -41,7 +41,7 @@ from .pd import PD
 from .qp import QP, QPInitAttr
 from .srq import SRQ
 
-__all__ = ["CELL", "Link", "aligned", "check_transport", "dropped", "fitting"]
+__all__ = ["CELL", "Link", "aligned", "check_transport", "dropped", "fitting", "label_of"]
 
 #: What a receive slot starts at a multiple of, and a message in it at a quarter of that.
 _ALIGNED = 64
@@ -408,10 +408,17 @@ def check_transport(context: Context) -> None:
         )
 
 
-def dropped(link: Link, label: str) -> None:
+def label_of(link: Link, closed: bool = False) -> str:
+    """Return how texts name a connection."""
+    state = "closed" if closed else f"QP {link.qp.qp_num:#x} to {link.remote.qp_num:#x}"
+    return f"<Connection with {link.peer.control.peer}, {state}>"
+
+
+def dropped(link: Link) -> None:
     """Close what nobody closed, and say so; runs wherever the garbage collector does, and at exit."""
     if link.engine.foreign:
         return
+    label = label_of(link)
     try:
         link.end(Deadline(0.5), ClosedError(f"{label} was dropped"))
         outcome = "it was closed now; use close() or a with block"

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import gid
-from ._args import Deadline, check_int
+from ._args import check_int, check_seconds
 from ._auth import key_bytes
 from ._buffer import Memory, look_at
 from ._options import Options, Tuning
@@ -40,6 +40,7 @@ KEEP_ALIVE = 10.0
 _LONGEST_KEEP_ALIVE = 32767  # TCP's
 #: What of ``Settings`` is no option of its own.
 _NO_OPTIONS = ("options", "access")
+_PLAIN = Options()
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -92,7 +93,7 @@ class Settings:
     keep_alive: float | None = KEEP_ALIVE
     reconnect: Backoff | None = None
     access: Mapping[str, AccessFlags] = field(default_factory=dict)
-    options: Options = field(default_factory=Options)
+    options: Options = _PLAIN
 
     @classmethod
     def of(cls, given: ConnectOptions) -> Settings:
@@ -102,16 +103,19 @@ class Settings:
             TypeError: there is no such option, or it is not what it must be.
             ValueError, BufferError: as ``Options``, and as ``check_buffers``.
         """
-        known = {name for name, _ in _each_option()}
-        for name in given:
-            if name not in known:
+        tuning: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in Tuning.__annotations__:
+                tuning[name] = value
+            elif name in ConnectOptions.__annotations__:
+                rest[name] = value
+            else:
                 from difflib import get_close_matches
 
-                near = get_close_matches(name, known, 1)
+                near = get_close_matches(name, [known for known, _ in _each_option()], 1)
                 raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        tuning = {name: value for name, value in given.items() if name in Tuning.__annotations__}
-        rest = {name: value for name, value in given.items() if name not in tuning}
-        return cls(options=Options(**cast("Tuning", tuning)), **cast("Any", rest))
+        return cls(options=Options(**tuning) if tuning else _PLAIN, **rest)
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str | Context | None):
@@ -140,7 +144,8 @@ class Settings:
         check_keep_alive(self.keep_alive)
         if not isinstance(self.reconnect, Backoff | None):
             raise TypeError(f"reconnect must be a Backoff or None, not {self.reconnect!r}")
-        Deadline(self.timeout)  # refuse a bad one here rather than at the first accept()
+        if self.timeout is not None:
+            check_seconds(self.timeout)  # refuse a bad one here rather than at the first accept()
 
     def tls(self, host: str | None) -> Tls | None:
         """Make a TLS session, if there is to be one: with a ``host`` for who connects to that, else for who accepts.

@@ -88,7 +88,7 @@ def dial(host: str, port: int, options: ConnectOptions) -> Dial:
     return Dial(_once, host, port, _settings(options))
 
 
-def _once(dial: Dial, attempt: Attempt, deadline: Deadline) -> Link:
+def _once(dial: Dial, attempt: Attempt | None, deadline: Deadline) -> Link:
     settings = dial.settings
     return establish_connecting(_resolve(dial.host, dial.port, settings, deadline), settings, deadline)
 

@@ -13,7 +13,7 @@ from ._args import Deadline
 from ._buffer import Memory
 from ._dial import Attempt, Dial, over_tcp
 from ._lent import LentMessage
-from ._link import Link, dropped
+from ._link import Link, dropped, label_of
 from ._many import Many
 from ._receiver import Receiver
 from ._settings import ConnectOptions, Settings, spelled
@@ -74,11 +74,10 @@ class Connection(Receiver, Many):
         self.remote = RemoteBuffers(link)
         self.info = ConnectionInfo.of(link)
         # The net under close(): the link knows nothing of this object, so it is whole when this runs.
-        self._finalizer = weakref.finalize(self, dropped, link, repr(self))
+        self._finalizer = weakref.finalize(self, dropped, link)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"QP {self.info.local_qp_num:#x} to {self.info.remote_qp_num:#x}"
-        return f"<Connection with {self._link.peer.control.peer}, {state}>"
+        return label_of(self._link, self._closed)
 
     # ------------------------------------------------------------ two-sided
 
@@ -404,7 +403,7 @@ class Connection(Receiver, Many):
 
     @classmethod
     def _dialled(cls, dial: Dial, attempt: Attempt | None = None) -> Self:
-        return cls(dial.link(attempt or Attempt()), dial)
+        return cls(dial.link(attempt), dial)
 
     def __enter__(self) -> Self:
         return self

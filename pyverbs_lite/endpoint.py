@@ -15,6 +15,8 @@ __all__ = ["LEAST_CREDITS", "Endpoint", "Negotiated", "negotiate", "random_bits"
 #: How many credits a side may send before its peer has noticed one, at least.
 LEAST_CREDITS = 3
 _LINK_LAYER_NAMES = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
+#: What a multicast address begins with.
+_MULTICAST = 0xFF
 _RANGES: dict[str, tuple[int, int, str]] = {
     "nonce": (0, 2**64 - 1, "64 bits"),
     "qp_num": (2, 0xFFFFFE, "a QP number has 24 bits; 0, 1 and 0xffffff are never an RC QP"),
@@ -71,7 +73,9 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         for name, (low, high, why) in _RANGES.items():
-            object.__setattr__(self, name, checked_int(getattr(self, name), low, high, name, why))
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:  # hardly ever
+                object.__setattr__(self, name, checked_int(value, low, high, name, why))
         for name, kind in (("gid", IPv6Address), ("link_layer", LinkLayer), ("mtu", MTU)):
             if not isinstance(value := getattr(self, name), kind):
                 raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
@@ -79,9 +83,10 @@ class Endpoint:
             raise ValueError("link_layer is UNSPECIFIED: it must be INFINIBAND or ETHERNET")
         if self.link_layer is LinkLayer.INFINIBAND:
             checked_int(self.lid, 1, 0xBFFF, "lid", "a unicast LID on InfiniBand")
-        elif not int(self.gid):
+        number = int(self.gid)
+        if not number and self.link_layer is LinkLayer.ETHERNET:
             raise ValueError("gid is ::, outside the unicast GIDs: on Ethernet the GID is the address")
-        if self.gid.is_multicast:
+        if number >> 120 == _MULTICAST:
             raise ValueError(f"gid is {self.gid}, outside the unicast GIDs: it is a multicast address")
 
 

@@ -85,6 +85,8 @@ __all__ = [
 
 
 class _Phase(Enum):
+    __hash__ = object.__hash__  # by identity, without a call of Python
+
     OPENING = "before"
     GREETED = "after HELLO"
     READY = "after READY"
@@ -377,19 +379,20 @@ class Channel:
             self._outbox += self._auth.seal(frame)
 
     def _parse(self, events: list[Event]) -> None:
+        kind: int | None = None
         what = "first message"
         try:
             if self.version is None and not self._read_preface():
                 return
+            what = "frame"
             while self._inbox:
-                what = "frame"
+                kind = None
                 if self._remote.phase in _ENDED:
                     raise ValueError(f"it came {self._remote.phase.value}, where nothing may come")
                 if len(self._inbox) < HEADER.size:
                     return
                 header = unpack("Header", self._inbox)
                 kind, end = header["type"], HEADER.size + header["length"]
-                what = FrameType(kind).name if kind in FRAMES else f"frame of type {kind}"
                 self._check_header(**header)
                 whole = end + (SEAL_SIZE if self._auth is not None and self._auth.sealed(self._auth.role.other) else 0)
                 if len(self._inbox) < whole:
@@ -404,6 +407,8 @@ class Channel:
                     self._remote.step(kind, event)
                     events.append(event)
         except ValueError as error:
+            if kind is not None:
+                what = FrameType(kind).name if kind in FRAMES else f"frame of type {kind}"
             raise PeerProtocolError(f"the peer's {what}: {error}") from error
 
     def _judge(self, frame: bytes, event: Event) -> None:

@@ -101,7 +101,7 @@ class MTU(IntEnum):
     @property
     def bytes(self) -> int:
         """The payload size in bytes that this code stands for."""
-        return int(self.name.removeprefix("MTU_"))
+        return _MTU_BYTES[self]
 
     @classmethod
     def from_bytes_size(cls, nbytes: int) -> MTU:
@@ -111,10 +111,13 @@ class MTU(IntEnum):
             ValueError: no code stands for that size.
 
         """
-        for member in cls:
-            if member.bytes == nbytes:
+        for member, size in _MTU_BYTES.items():
+            if size == nbytes:
                 return member
-        raise ValueError(f"path MTU must be one of {[m.bytes for m in cls]} bytes, not {nbytes}")
+        raise ValueError(f"path MTU must be one of {[*_MTU_BYTES.values()]} bytes, not {nbytes}")
+
+
+_MTU_BYTES = {member: int(member.name.removeprefix("MTU_")) for member in MTU}
 
 
 class PortState(IntEnum):
