@@ -46,6 +46,7 @@ class CMLink(Link):
 
     _credit_receives = CREDIT_RECEIVES + 2  # control bytes are told of by the half
     _control_receives = CONTROL_RECEIVES
+    _own_path = False
     _again = False  # a connection manager takes the number of a QP that it has just seen for one that is over
     _engine = FramedEngine
     engine: FramedEngine

@@ -76,6 +76,10 @@ class Engine(Resource):
     """
 
     ending: VerbsError | None = None
+    #: Whether its QP must have flushed its requests before it goes.
+    _flushes = False
+    #: Whether the QP went to RESET and not to ERR in the end.
+    rested = False
     _flush_time = _FLUSH_TIME
 
     def __init__(
@@ -89,6 +93,7 @@ class Engine(Resource):
         table = lib.pvl_engine_new(raw, raw.send_cq, raw.send_cq.channel, send_slots, receives.c, receives.slots)
         self._c: CData = ffi.gc(check_ptr("calloc", table), lib.pvl_engine_free)
         self.hub = hub
+        self._flushes = self._flushes or hub is not None
         self._pd = raw.pd  # looked up now: later another thread may have destroyed the QP
         self._c.spin_ns, self._c.slice_ns = _SPIN_NS, _SLICE_NS
         self._c.cell_size = staging.length // send_slots
@@ -583,6 +588,8 @@ class Engine(Resource):
 
         The first reason stays.
         """
+        if self.failure is not None:
+            return
         with self._failing:
             if self.failure is None:
                 self._flush_limit = Deadline(self._flush_time)
@@ -592,6 +599,18 @@ class Engine(Resource):
                     self._flush_limit = Deadline(0)
                 if self.hub is not None:
                     lib.pvl_nudge(self._c)
+
+    def rest(self, why: VerbsError) -> bool:
+        """Bring the QP to RESET and record why, if no request is in flight and nobody waits; say whether that is so.
+
+        Then there was nothing to flush but receives, which are gone, and the CQ is empty.
+        """
+        if self._flushes or self._live or self.inbox._asked or lib.pvl_rest(self._c):
+            return False
+        self.failure = self.failure or why
+        self._qp._moved(QPState.RESET)
+        self.rested = True
+        return True
 
     def stop_qp(self) -> bool:
         """Move the QP to ERR, which flushes every request.
@@ -654,7 +673,7 @@ class Engine(Resource):
     def clean(self) -> bool:
         """Whether it has ended in good order: all requests are over, none has failed, and no message is lent."""
         c, inbox = self._c, self.inbox
-        in_use = c.in_flight or c.recv_posted or c.lent or inbox._asked or inbox._returned
+        in_use = c.in_flight or c.lent or inbox._asked or inbox._returned
         return not (in_use or c.cause or c.own.status not in _NO_FAULT)
 
     def _before_destroy(self) -> None:

@@ -23,6 +23,8 @@ CONTROL_RECEIVES = 8
 class FramedEngine(Engine):
     """An engine whose messages have the control channel's bytes between them."""
 
+    _flushes = True
+
     def grant(self, depth: int, granted: int, *, control: int = CONTROL_RECEIVES, immediates: bool = True) -> None:
         """Begin to count receives, as ``Engine.grant`` does."""
         super().grant(depth, granted, control=control, immediates=immediates)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv6Address
 
-from . import gid
+from . import _moves
 from ._arena import arena
 from ._args import Deadline
 from ._control import Peer
@@ -25,7 +25,7 @@ from .attr import AHAttr, GlobalRoute, QPCap
 from .comp_channel import CompChannel
 from .device import Context, DeviceAttr, PortAttr, open_device
 from .endpoint import Endpoint, Negotiated, negotiate, random_bits
-from .enums import MTU, AccessFlags, LinkLayer, PortState, QPType, TransportType
+from .enums import MTU, AccessFlags, PortState, QPType, TransportType
 from .errors import (
     ClosedError,
     DeviceNotFoundError,
@@ -77,6 +77,8 @@ class Link:
     engine: Engine
     #: Who reads the completion channel, where that is not this link's alone.
     _hub: Hub | None = None
+    #: Whether the path to the peer is that between the two records.
+    _own_path = True
     #: Whether another connection may be made of the same objects.
     _again = True
     #: Where receives come from, where that is not the QP's own queue.
@@ -105,8 +107,7 @@ class Link:
             access = self.remote_access
             self.registry = self._registry(access)
             self._use_cache()
-            self.qp.to_init(port_num=self.port_num, pkey_index=self.options.pkey_index, qp_access_flags=access)
-            self.states.append(self.qp.state)
+            self._to_init(access)
             self.engine.post_receives()
             self.endpoint = self._endpoint()
         except BaseException:
@@ -160,6 +161,8 @@ class Link:
             context = made.keep(open_device(settings.device))
         if settings.port_num is not None:
             return context, context.check_port(settings.port_num)
+        if context.query_device().phys_port_cnt == 1:
+            return context, 1
         return context, context.active_port() or 1
 
     def _domain(self, made: Made) -> tuple[PD, CompChannel]:
@@ -180,18 +183,8 @@ class Link:
         return port
 
     def _choose_gid(self, settings: Settings, local_address: str, remote_gid: IPv6Address | None) -> GidEntry:
-        return gid.choose(
-            self.context.gid_table(self.port_num),
-            link_layer=self.port.link_layer,
-            device=self.context.name,
-            port_num=self.port_num,
-            gid_tbl_len=self.port.gid_tbl_len,
-            local_address=local_address,
-            remote_gid=remote_gid,
-            gid_index=settings.gid_index,
-            gid_ip=settings.gid_ip,
-            gid_netdev=settings.gid_netdev,
-        )
+        index, ip, netdev = settings.gid_index, settings.gid_ip, settings.gid_netdev
+        return self.context._choose_gid(self.port_num, local_address, remote_gid, index, ip, netdev)
 
     def _memory(self, made: Made, slots: int) -> tuple[MRSlice, MRSlice | None]:
         """Make the memory of the cells and of the receive slots: one region, but where they differ in access."""
@@ -286,23 +279,40 @@ class Link:
             VerbsOSError: the verb refused.
         """
         self.agree(remote)
-        options = self.options
-        self.qp.to_rtr(
-            ah_attr=self._path(remote),
-            dest_qp_num=remote.qp_num,
-            rq_psn=remote.psn,
-            path_mtu=self.agreed.path_mtu,
-            max_dest_rd_atomic=self.agreed.max_dest_rd_atomic,
-            min_rnr_timer=options.min_rnr_timer_code,
-        )
+        self._to_rtr(remote)
+        options, agreed = self.options, self.agreed
+        if not _moves.to_rts(self.engine._c, self.qp, options, self.endpoint.psn, agreed):
+            self.qp.to_rts(
+                sq_psn=self.endpoint.psn,
+                timeout=options.ack_timeout_exp,
+                retry_cnt=options.retry_cnt,
+                rnr_retry=options.rnr_retry,
+                max_rd_atomic=agreed.max_rd_atomic,
+            )
         self.states.append(self.qp.state)
-        self.qp.to_rts(
-            sq_psn=self.endpoint.psn,
-            timeout=options.ack_timeout_exp,
-            retry_cnt=options.retry_cnt,
-            rnr_retry=options.rnr_retry,
-            max_rd_atomic=self.agreed.max_rd_atomic,
-        )
+
+    def _to_init(self, access: AccessFlags) -> None:
+        """Bring the QP to INIT."""
+        if not _moves.to_init(self.engine._c, self.qp, self.port_num, self.options, access):
+            pkey_index = self.options.pkey_index
+            self.qp.to_init(port_num=self.port_num, pkey_index=pkey_index, qp_access_flags=access)
+        self.states.append(self.qp.state)
+
+    def _to_rtr(self, remote: Endpoint) -> None:
+        """Bring the QP to RTR."""
+        agreed, index = self.agreed, self.gid.gid_index if self._routed else None
+        if not (
+            self._own_path
+            and _moves.to_rtr(self.engine._c, self.qp, self.port_num, index, self.options, remote, agreed)
+        ):
+            self.qp.to_rtr(
+                ah_attr=self._path(remote),
+                dest_qp_num=remote.qp_num,
+                rq_psn=remote.psn,
+                path_mtu=agreed.path_mtu,
+                max_dest_rd_atomic=agreed.max_dest_rd_atomic,
+                min_rnr_timer=self.options.min_rnr_timer_code,
+            )
         self.states.append(self.qp.state)
 
     def introduce(self, settings: Settings, deadline: Deadline) -> None:
@@ -327,9 +337,14 @@ class Link:
         self.agreed: Negotiated = replace(agreed, max_send_size=longest)
         self.engine.grant(self.options.recv_depth, remote.recv_depth, immediates=not self.iwarp)
 
+    @property
+    def _routed(self) -> bool:
+        """Whether its packets need a global route."""
+        return self.port.grh_required
+
     def _path(self, remote: Endpoint) -> AHAttr:
         options, grh = self.options, None
-        if self.port.grh_required or self.port.link_layer == LinkLayer.ETHERNET:
+        if self._routed:
             grh = GlobalRoute(
                 dgid=remote.gid,
                 sgid_index=self.gid.gid_index,
@@ -349,11 +364,12 @@ class Link:
 
     def end(self, deadline: Deadline, why: ClosedError) -> None:
         """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
-        self.goodbye(Deadline(deadline.at_most(1.0)))
+        self.goodbye(deadline.sooner(1.0))
         self._part(deadline, why)
-        self.engine.fail(why)
-        if self.engine.stop_qp():  # again, in case that an interrupt came between the two
-            self.engine.drain(deadline)
+        if not (self.registry.regions_only and self.engine.rest(why)):
+            self.engine.fail(why)
+            if self.engine.stop_qp():  # again, in case that an interrupt came between the two
+                self.engine.drain(deadline)
         self.close()
         self.peer.control.close()
 
@@ -376,11 +392,12 @@ class Link:
         if parts.owner is not self:  # it was kept before an interrupt
             return True
         engine, orderly = self.engine, self.peer.control.channel.error is None  # a peer that left has said so
-        if len(self.states) < _ALL_STATES or not (orderly and engine.clean):
+        if len(self.states) < _ALL_STATES or not (orderly and engine.clean and self.registry.regions_only):
             return False
         with suppress(VerbsError):
             engine.close()
-            self.qp.to_reset()
+            if not engine.rested:
+                self.qp.to_reset()
             engine.close_cache()
             self.registry.close()
             return self.context._lay_by(parts)

@@ -214,9 +214,16 @@ class Registry(KeepsAlive):
 
     def fall_silent(self) -> bool:
         """Make nothing and say nothing from now on; say whether that is news."""
+        if self._silent:
+            return False
         with self.naming:
             said, self._silent = self._silent, True
         return not said
+
+    @property
+    def regions_only(self) -> bool:
+        """Whether there is nothing but regions, which have no part in a QP's state as windows have."""
+        return all(isinstance(thing, MR) or thing.closed for thing in self._kept)
 
     def close(self) -> None:
         """Close what is kept; may be tried again."""

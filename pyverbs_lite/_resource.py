@@ -238,7 +238,7 @@ class Resource:
         for parent in owned.parents:
             parent.children[owned] = heir._finalizer
         for child in self._children:
-            child._parents = tuple(heir if parent is self else parent for parent in child._parents)
+            child._parents = tuple([heir if parent is self else parent for parent in child._parents])
         self._owned = _Handle(None, owned.destroy, (), owned.label)
         net.detach()
         self._parents = ()

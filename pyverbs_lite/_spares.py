@@ -8,7 +8,6 @@ are random ones, and the protection domain is handed on to another ``PD``, with 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from .errors import VerbsError
 if TYPE_CHECKING:
     from .comp_channel import CompChannel
     from .cq import CQ
-    from .mr import MRSlice
+    from .mr import MR, MRSlice
     from .pd import PD
     from .qp import QP
 
@@ -50,25 +49,31 @@ class Parts:
         self.pd, self.channel, self.cq, self.staging, self.ring, self.qp = pd, channel, cq, staging, ring, qp
 
     @property
-    def things(self) -> tuple[Resource, ...]:
+    def things(self) -> list[Resource]:
         """All of them, the oldest first."""
-        return (self.pd, self.channel, self.cq, *self._regions, self.qp)
+        return [self.pd, self.channel, self.cq, *self._regions, self.qp]
 
     @property
-    def _regions(self) -> tuple[Resource, ...]:
+    def _regions(self) -> list[MR]:
         memory, ring = self.staging.mr, self.ring
-        return (memory,) if ring is None or ring.mr is memory else (memory, ring.mr)
+        return [memory] if ring is None or ring.mr is memory else [memory, ring.mr]
 
     @property
     def nbytes(self) -> int:
         """How much memory is registered."""
-        return sum(region.length for region in {self.staging.mr, *(() if self.ring is None else (self.ring.mr,))})
+        return sum([region.length for region in self._regions])
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else was made of any of them that is still there."""
-        mine = {thing._owned for thing in self.things}
-        return not any(thing.closed or thing._owned.children.keys() - mine for thing in self.things)
+        """Whether all are there, and nothing else that was made of any of them."""
+        handles = [thing._owned for thing in self.things]
+        for handle in handles:
+            if handle.cdata is None:
+                return False
+            for child in handle.children:
+                if child not in handles:
+                    return False
+        return True
 
     def hand_on(self) -> None:
         """Put another ``PD`` in place of the present one, which is closed to whoever has it."""
@@ -95,10 +100,9 @@ class SpareKeeper(Resource):
 
     def _keep_spares(self) -> None:
         """Begin to."""
+        #: Changed by one step at a time, each of which is whole: any thread, and any signal handler, may come between.
         self._spares: list[Parts] = []
         self._most_spares = MOST_SPARES
-        # Reentrant, for a signal handler may connect, or close what it interrupted.
-        self._sparing = threading.RLock()
         _keepers.add(self)
 
     @property
@@ -124,34 +128,35 @@ class SpareKeeper(Resource):
         return self._drop_spares(0)
 
     def _drop_spares(self, left: int) -> int:
-        with self._sparing:
-            gone, self._spares = self._spares[left:], self._spares[:left]
-        for parts in gone:
-            parts.close()
-        return len(gone)
+        count = 0
+        while len(self._spares) > left:
+            with suppress(IndexError):  # another was faster
+                self._spares.pop(0).close()
+                count += 1
+        return count
 
     def _take_spare(self, key: object, owner: object) -> Parts | None:
         """Return what fits a connection, now of that owner."""
-        with self._sparing:
-            for parts in reversed(self._spares):
-                if parts.key == key:
-                    parts.owner = owner
+        for parts in self._spares[::-1]:
+            if parts.key == key:
+                with suppress(ValueError):  # another was faster
                     self._spares.remove(parts)
+                    parts.owner = owner
                     parts.hush(quiet=False)
                     return parts
         return None
 
     def _lay_by(self, parts: Parts) -> bool:
         """Keep what a connection is made of no more, if there is room; say whether."""
-        with self._sparing:
-            waiting = sum(other.nbytes for other in self._spares)
-            full = len(self._spares) >= self._most_spares or waiting + parts.nbytes > MOST_BYTES
-            if full or self.closed or not parts.alone:
-                return False
-            parts.hand_on()
-            parts.hush(quiet=True)
-            self._spares.append(parts)
-            parts.owner = None
+        waiting = sum([other.nbytes for other in self._spares])
+        full = len(self._spares) >= self._most_spares or waiting + parts.nbytes > MOST_BYTES
+        if full or self.closed or not parts.alone:
+            return False
+        parts.hand_on()
+        parts.hush(quiet=True)
+        parts.owner = None
+        self._spares.append(parts)
+        self._drop_spares(self._most_spares)  # where others did the same meanwhile
         return True
 
     def _after_destroy(self) -> None:

@@ -118,6 +118,14 @@ class Transitions(Resource):
                 self._port_num = attr.port_num
             self._ledger.state = target
 
+    def _moved(self, state: QPState, port_num: int | None = None, read_depth: int | None = None) -> None:
+        """Take note that a connection's engine has moved it, and of what was set."""
+        if state == QPState.RESET:
+            self._read_depth = None
+        self._port_num = port_num or self._port_num
+        self._read_depth = self._read_depth if read_depth is None else read_depth
+        self._ledger.state = state
+
     def _check_edge(self, given: dict[str, object], mask: QPAttrMask) -> None:
         try:
             qp_fsm.check(self.qp_type, *qp_fsm.edge_of(self.state, given), mask)

@@ -32,9 +32,7 @@ class CMContext(Context):
         self.transport_type = known(TransportType, verbs.device.transport_type)
         self._own(verbs, _Release(held), label=f"CMContext of {self.name}")
         self._finalizer.atexit = False  # borrowed for as long as the process lives
-        self._device_attr = None
-        self._ports = {}
-        self._keep_spares()
+        self._begin()
 
     def _after_destroy(self) -> None:
         with _lock:

@@ -7,21 +7,20 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
 from ._check import check_neg, check_ptr, check_rc, os_error
 from ._device_attr import DeviceAttr, DeviceInfo, PortAttr, host_order, known, read_struct
 from ._factories import ContextFactories
+from ._gid_tables import GidTables
 from ._queue_factories import QueueFactories
 from ._spares import SpareKeeper
 from .device_ex import DeviceQueries
-from .enums import GIDType, LinkLayer, NodeType, PortState, TransportType
+from .enums import NodeType, PortState, TransportType
 from .errors import DeviceNotFoundError, VerbsOSError
 from .events import EventSource
 from .ffi import CData, ffi, lib
-from .gid import GidEntry, parse_gid
 
 if TYPE_CHECKING:
     from .cq import CQ, CompChannel
@@ -111,7 +110,7 @@ def open_device(name: str | None = None) -> Context:
     )
 
 
-class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories, SpareKeeper):
+class Context(EventSource, DeviceQueries, GidTables, ContextFactories, QueueFactories, SpareKeeper):
     """An open device: the root of every other object.
 
     Closing it closes all that was made from it, youngest first.
@@ -135,9 +134,15 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories, Spar
         self.name = name
         self.transport_type = known(TransportType, device.device.transport_type)
         self._own(device, close_device, label=f"Context of {name}")
-        self._keep_spares()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing of the device yet."""
         self._device_attr: DeviceAttr | None = None
-        self._ports: dict[int, PortAttr] = {}
+        #: Number of a port -> what the verb has said last, and what that means.
+        self._ports: dict[int, tuple[bytes, PortAttr]] = {}
+        self._forget_gids()
+        self._keep_spares()
 
     def __repr__(self) -> str:
         return f"<Context of {self.name}{' (closed)' if self.closed else ''}>"
@@ -173,12 +178,15 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories, Spar
         self.check_port(port_num)
         raw = ffi.new("struct ibv_port_attr *")
         check_rc("ibv_query_port", lib.ibv_query_port(self._handle, port_num, raw))
-        port = self._ports[port_num] = read_struct(PortAttr, raw)
-        return port
+        said, known_ = bytes(ffi.buffer(raw)), self._ports.get(port_num)
+        if known_ is None or known_[0] != said:  # to read it takes as long as to ask
+            known_ = self._ports[port_num] = said, read_struct(PortAttr, raw)
+        return known_[1]
 
     def _port(self, port_num: int) -> PortAttr:
         """Return a port as it was when last asked: good for what does not change, its kind and its tables' sizes."""
-        return self._ports.get(port_num) or self.query_port(port_num)
+        known_ = self._ports.get(port_num)
+        return self.query_port(port_num) if known_ is None else known_[1]
 
     def active_port(self) -> int | None:
         """Return the number of the first ACTIVE port, or None."""
@@ -189,31 +197,6 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories, Spar
         """Say in one line in which state each port is."""
         ports = range(1, self.query_device().phys_port_cnt + 1)
         return ", ".join(f"{self.name} port {n} is {self.query_port(n).state.name}" for n in ports)
-
-    def gid_table(self, port_num: int) -> list[GidEntry]:
-        """Return the GID table rows of a port that are in use, by index.
-
-        Verb: ibv_query_gid_table
-        """
-        port = self._port(port_num)
-        if lib.PVL_HAS_GID_TABLE < 0:
-            return _gid_table_from_sysfs(f"{self._sysfs}/ports/{port_num}", port)
-        # The verb lists the rows of all ports at once.
-        room = sum(self._port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1))
-        rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
-        found = check_neg("ibv_query_gid_table", lib.ibv_query_gid_table(self._handle, rows, room, 0))
-        own = [row for row in (rows[i] for i in range(found)) if row.port_num == port_num]
-        netdevs = {index: _netdev_name(index) for index in {row.ndev_ifindex for row in own}}
-        return [
-            GidEntry(
-                row.gid_index,
-                IPv6Address(bytes(row.gid.raw)),
-                known(GIDType, row.gid_type),
-                row.ndev_ifindex,
-                netdevs[row.ndev_ifindex],
-            )
-            for row in own
-        ]
 
     def query_pkey(self, port_num: int, index: int) -> int:
         """Return a row of a port's P_Key table as a host integer; bit 15 is full membership.
@@ -262,51 +245,7 @@ class Context(EventSource, DeviceQueries, ContextFactories, QueueFactories, Spar
         """
         return cast("CQ", self._make("CQ", cqe, channel, comp_vector=comp_vector))
 
-    @property
-    def _sysfs(self) -> str:
-        return str(ffi.string(self._handle.device.ibdev_path).decode())
-
 
 def close_device(handle: CData) -> None:
     """Close a context."""
     check_neg("ibv_close_device", lib.ibv_close_device(handle))
-
-
-def _netdev_name(ifindex: int) -> str:
-    """Name a network interface; empty where it is gone or in another namespace."""
-    try:
-        return socket.if_indextoname(ifindex) if ifindex else ""
-    except OSError:
-        return ""
-
-
-def _netdev_index(name: str) -> int:
-    """Find the number of a network interface; 0 where it is gone or in another namespace."""
-    try:
-        return socket.if_nametoindex(name) if name else 0
-    except OSError:
-        return 0
-
-
-def _gid_table_from_sysfs(folder: str | os.PathLike[str], port: PortAttr) -> list[GidEntry]:
-    """Read the table as rdma-core did before it had a verb for it."""
-    # One name for two things, which the link layer tells apart.
-    first = GIDType.ROCE_V1 if port.link_layer == LinkLayer.ETHERNET else GIDType.IB
-    rows = []
-    for index in range(port.gid_tbl_len):
-        gid = parse_gid(_read(f"{folder}/gids/{index}") or "::")
-        if int(gid) == 0:
-            continue
-        kind = GIDType.ROCE_V2 if _read(f"{folder}/gid_attrs/types/{index}") == "RoCE v2" else first
-        netdev = _read(f"{folder}/gid_attrs/ndevs/{index}")
-        rows.append(GidEntry(index, gid, kind, _netdev_index(netdev), netdev))
-    return rows
-
-
-def _read(path: str) -> str:
-    """Read a line of sysfs; empty where the kernel refuses, as for the attributes of empty rows and of InfiniBand."""
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""

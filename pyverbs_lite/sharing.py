@@ -57,9 +57,7 @@ class ImportedContext(Context):
             raise
         self.name = ffi.string(lib.ibv_get_device_name(handle.device)).decode()
         self.transport_type = known(TransportType, handle.device.transport_type)
-        self._device_attr = None
-        self._ports = {}
-        self._keep_spares()
+        self._begin()
         self._own(handle, close_device, label=f"imported Context of {self.name}")
 
 

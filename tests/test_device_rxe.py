@@ -11,7 +11,7 @@ import pytest
 from support import own_gid
 
 import pyverbs_lite as pvl
-from pyverbs_lite import device, gid
+from pyverbs_lite import _gid_tables, gid
 from pyverbs_lite.ffi import lib
 
 pytestmark = pytest.mark.rdma
@@ -123,7 +123,7 @@ def test_an_explicit_index_outside_what_an_address_can_hold(context, index):
 def test_both_ways_to_read_the_gid_table_agree(context):
     port = context.query_port(1)
     folder = Path(context._sysfs, "ports", "1")
-    assert device._gid_table_from_sysfs(folder, port) == context.gid_table(1)
+    assert _gid_tables.table_from_sysfs(folder, port) == context.gid_table(1)
     assert lib.PVL_HAS_GID_TABLE > 0, "this libibverbs has the verb, so the comparison means something"
 
 

@@ -19,7 +19,7 @@ import pytest
 from support import connected, counts, in_thread
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _link, wire
+from pyverbs_lite import _link, _moves, wire
 
 pytestmark = pytest.mark.rdma
 
@@ -38,14 +38,15 @@ def good_round(listener: pvl.Listener) -> None:
 def test_the_path_is_a_global_route_to_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A RoCE address vector needs a GRH with the peer's GID, and hops enough to be routed (report 4)."""
     asked: list[int] = []
-    to_rtr = pvl.QP.to_rtr
+    modify = _moves._modify
 
-    def look(qp: pvl.QP, *, ah_attr: pvl.AHAttr, **values: Any) -> None:
-        assert ah_attr.grh is not None
-        asked.append(ah_attr.grh.hop_limit)
-        to_rtr(qp, ah_attr=ah_attr, **values)
+    def look(engine: Any, attr: Any, mask: int) -> int:
+        if mask & pvl.QPAttrMask.AV:
+            assert attr.ah_attr.is_global
+            asked.append(attr.ah_attr.grh.hop_limit)
+        return modify(engine, attr, mask)
 
-    monkeypatch.setattr(pvl.QP, "to_rtr", look)
+    monkeypatch.setattr(_moves, "_modify", look)
     with connected({"hop_limit": 9, "traffic_class": 32}) as (left, right):
         assert sorted(asked) == [9, 64]
         for side, other, traffic_class in ((left, right, 0), (right, left, 32)):
@@ -550,15 +551,19 @@ def test_a_port_that_is_down_is_an_error_on_both_sides() -> None:
 def test_a_failed_transition_unwinds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that cannot be routed to, and every verb that may fail on the way (report 17)."""
     for step in ("to_init", "to_rtr", "to_rts"):
-        done = getattr(pvl.QP, step)
+        done, at_once = getattr(pvl.QP, step), getattr(_moves, step)
 
         def fail(qp: pvl.QP, done: Any = done, step: str = step, **values: Any) -> None:
             if threading.current_thread() is threading.main_thread():
                 raise pvl.VerbsOSError(22, "ibv_modify_qp", f"{step} was made to fail")
             done(qp, **values)
 
+        def refuse(*values: Any, at_once: Any = at_once) -> bool:
+            return threading.current_thread() is not threading.main_thread() and bool(at_once(*values))
+
         with monkeypatch.context() as patch:
             patch.setattr(pvl.QP, step, fail)
+            patch.setattr(_moves, step, refuse)
             left, right = both_errors({}, {})
         assert isinstance(left, pvl.VerbsOSError)
         assert f"{step} was made to fail" in str(left)

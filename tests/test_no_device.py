@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _device_attr, device
+from pyverbs_lite import _device_attr, _gid_tables, device
 from pyverbs_lite.ffi import ffi, lib
 
 ETH, IB = pvl.LinkLayer.ETHERNET, pvl.LinkLayer.INFINIBAND
@@ -219,7 +219,7 @@ def port_of(link_layer, length):
 
 def test_the_table_from_sysfs_on_ethernet(tmp_path):
     rows = [(FE80, "IB/RoCE v1", "lo"), (ZERO, None, None), (V4, "RoCE v2", "lo"), (V4, "RoCE v2", "gone0")]
-    table = device._gid_table_from_sysfs(sysfs(tmp_path, rows), port_of(ETH, 6))  # two rows more than there are files
+    table = _gid_tables.table_from_sysfs(sysfs(tmp_path, rows), port_of(ETH, 6))  # two rows more than there are files
     assert [(row.gid_index, str(row), row.gid_type, row.netdev) for row in table] == [
         (0, "fe80::5054:ff:fe12:3456", pvl.GIDType.ROCE_V1, "lo"),
         (2, "::ffff:192.0.2.1", pvl.GIDType.ROCE_V2, "lo"),
@@ -230,5 +230,5 @@ def test_the_table_from_sysfs_on_ethernet(tmp_path):
 
 def test_the_table_from_sysfs_on_infiniband_has_no_interfaces(tmp_path):
     folder = sysfs(tmp_path, [(FE80, "IB/RoCE v1", None), (ZERO, "IB/RoCE v1", None)])
-    table = device._gid_table_from_sysfs(folder, port_of(IB, 2))
+    table = _gid_tables.table_from_sysfs(folder, port_of(IB, 2))
     assert [(row.gid_index, row.gid_type, row.netdev) for row in table] == [(0, pvl.GIDType.IB, "")]

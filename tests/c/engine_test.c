@@ -663,6 +663,31 @@ static void stopping_wakes_who_waits(void)
     close(fds[1]);
 }
 
+/* ------------------------------------------------------------ to its states, and back */
+
+static void a_qp_rests_where_nothing_is_in_flight(void)
+{
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT};
+    struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+
+    assert(pvl_modify(engine, &init, IBV_QP_STATE) == 0 && fake.qp.state == IBV_QPS_INIT);
+    fake.refuse_modify = -EINVAL; /* as some drivers say it */
+    assert(pvl_modify(engine, &init, IBV_QP_STATE) == EINVAL && pvl_rest(engine) == EINVAL);
+    fake.refuse_modify = 0;
+    engine->over = 0;
+    assert(write64(&op, held, 0) == PVL_PENDING && pvl_rest(engine) == PVL_BUSY && fake.qp.state == IBV_QPS_INIT);
+    assert(!engine->over && deliver(1, IBV_WC_SUCCESS) == 1);
+    assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, MS) == 0);
+    arrive(PVL_MESSAGE, 0, "late", 4);
+    assert(pvl_rest(engine) == 0 && fake.qp.state == IBV_QPS_RESET && engine->over);
+    assert(fake.done_head == fake.done_tail); /* the next connection's CQ has nothing of this one's */
+    assert(engine->recv_posted == 0 && engine->arrived == engine->taken);
+    assert(pvl_progress(engine, PVL_UNTIL_ARRIVAL, NULL, 0, MS) == 0 && write64(&op, held, 0) == PVL_STOPPED);
+    pvl_stop(engine);
+    assert(pvl_rest(engine) == PVL_STOPPED && pvl_modify(engine, &init, IBV_QP_STATE) == PVL_STOPPED);
+    pvl_memory_put(held);
+}
+
 static void *one_read(void *out)
 {
     struct pvl_op own = {0};
@@ -796,6 +821,7 @@ static const struct {
     TEST(threads_run_lists),
     TEST(threads_share_the_short_way),
     TEST(stopping_wakes_who_waits),
+    TEST(a_qp_rests_where_nothing_is_in_flight),
     TEST(a_hub_tells_the_loop_and_the_thread),
     TEST(an_event_loop_looks_when_it_likes),
 };

@@ -37,6 +37,7 @@ static struct {
     int refuse_send; /* an errno, for posts from now on */
     int accept;      /* so many of the next chain are accepted before that; -1: no limit */
     int refuse_recv;
+    int refuse_modify; /* what the verb returns */
     int armed;
     int posts, polls, arms, events;
 } fake;
@@ -154,6 +155,22 @@ int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void 
 void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
 {
     (void)cq, (void)count;
+}
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+    assert(qp == &fake.qp);
+    pthread_mutex_lock(&fake.lock);
+    if (fake.refuse_modify) {
+        pthread_mutex_unlock(&fake.lock);
+        return fake.refuse_modify;
+    }
+    if (mask & IBV_QP_STATE)
+        qp->state = attr->qp_state;
+    if (qp->state == IBV_QPS_RESET)
+        fake.recv_head = fake.recv_tail; /* and sends, of which there are none */
+    pthread_mutex_unlock(&fake.lock);
+    return 0;
 }
 
 #undef ibv_reg_mr
