@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, cast, overload
 
 from typing_extensions import Self
 
 from . import connection
-from ._aio_run import LARGE, Runner, is_large
+from ._aio_prepared import Preparer
+from ._aio_run import LARGE, is_large
 from ._aio_turns import BURST
 from ._args import Deadline
 from ._buffer import Memory
@@ -44,7 +45,7 @@ _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM, _READ = map(
 )
 
 
-class Connection(Runner):
+class Connection(Preparer):
     """An RC connection of an event loop; made by ``aio.connect`` or ``Listener.accept``.
 
     The methods are those of ``pyverbs_lite.Connection``, awaitable; ``asyncio.timeout`` and ``wait_for`` limit them, as
@@ -57,8 +58,6 @@ class Connection(Runner):
     Attributes:
         remote, info: as of ``pyverbs_lite.Connection``.
     """
-
-    _face: ClassVar[str] = "aio"
 
     @classmethod
     async def _make(

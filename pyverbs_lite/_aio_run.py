@@ -77,6 +77,7 @@ class Runner:
         remote, info: as of ``pyverbs_lite.Connection``.
     """
 
+    _face: ClassVar[str] = "aio"
     #: What sleeps in the event loop, and what runs what cannot be awaited.
     _make_watch: ClassVar[Callable[..., WatchBase]] = Watch
     _in_thread: ClassVar[Callable[..., Any]] = staticmethod(in_thread)
@@ -177,11 +178,11 @@ class Runner:
         operation: str,
         turns: Turns | None,
         start: Callable[[], Work[_T]],
-        timeout: float | None,
+        timeout: float | Deadline | None,
         large: bool = False,
     ) -> _T:
         """Start an operation when there is room for it, and wait until it has ended."""
-        deadline = Deadline(timeout)
+        deadline = timeout if isinstance(timeout, Deadline) else Deadline(timeout)
         self._check_open(operation)
         try:
             if large:

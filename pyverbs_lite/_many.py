@@ -77,11 +77,14 @@ class PreparedMany(Prepared):
             raise
 
     def _take_long_way(self, deadline: Deadline) -> None:
+        self._start().wait(deadline.left if deadline.seconds else None)
+
+    def _start(self) -> Work[None]:
         entries = ffi.new("struct pvl_list *", self._c.list[0])
         entries.memory = ffi.NULL  # Python holds the region
         entries.base.addr, entries.base.lkey = self.part.addr, self.part.lkey
         op = self._engine.start_list(self.operation, entries, (self._mr,), (entries, self._keep))
-        Work(self._engine, op, self.operation, nothing, self.count).wait(deadline.left if deadline.seconds else None)
+        return Work(self._engine, op, self.operation, nothing, self.count)
 
     def __repr__(self) -> str:
         return f"<prepared {self.operation} of {self.count} pieces of {self.part!r}>"

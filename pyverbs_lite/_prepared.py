@@ -9,6 +9,8 @@ from ._args import Deadline
 from ._engine import Engine
 from ._operation import Operation, Request
 from ._requests import Mover
+from ._starter import nothing
+from ._work import Work
 from .enums import WROpcode
 from .errors import BusyError
 from .ffi import CData, ffi, lib
@@ -160,6 +162,13 @@ class Prepared:
         request = Request.of(c.opcode, self.part, c.remote_addr, c.rkey, c.imm)
         self._engine.run(self.operation, (request,), deadline, region=self._mr)
 
+    def _start(self) -> Work[None]:
+        """Start it as any other operation, for an event loop; errors as of ``start_write`` with a timeout of 0."""
+        c = self._c
+        request = Request.of(c.opcode, self.part, c.remote_addr, c.rkey, c.imm)
+        op = self._engine.start(self.operation, request, Deadline(0), region=self._mr)
+        return Work(self._engine, op, self.operation, nothing)
+
     def _examine(self) -> None:
         """Check all that may have changed since the last time."""
         c, part = self._c, self.part
@@ -170,7 +179,7 @@ class Prepared:
         c.heard, c.changes = heard, changes
 
     def _refuse_busy(self) -> None:
-        raise BusyError(f"{self.operation}: another thread runs this prepared operation; prepare one for each thread")
+        raise BusyError(f"{self.operation}: another thread or task runs this prepared operation; prepare one for each")
 
     def _leave(self) -> None:
         """Hand the operation to the engine's care if it is in flight."""

@@ -22,13 +22,14 @@ from typing_extensions import Unpack
 from . import cm, connection, listener
 from ._aio_connection import Batch, Connection
 from ._aio_listener import ListenerBase, dial, listen_by
+from ._aio_prepared import Prepared
 from ._aio_server import Server
 from ._aio_thread import Opening
 from ._aio_watch import sleep_until, wake
 from ._args import Deadline
 from ._settings import ConnectOptions, spelled
 
-__all__ = ["Batch", "Connection", "Listener", "Server", "cm_connect", "cm_listen", "connect", "listen"]
+__all__ = ["Batch", "Connection", "Listener", "Prepared", "Server", "cm_connect", "cm_listen", "connect", "listen"]
 
 
 class Listener(ListenerBase):

@@ -26,12 +26,13 @@ from typing_extensions import Unpack
 from . import _aio_connection, cm, connection, listener
 from ._aio_connection import Batch
 from ._aio_listener import ListenerBase, dial, listen_by
+from ._aio_prepared import Prepared
 from ._aio_thread import Opening
 from ._anyio_watch import in_thread, watch
 from ._args import Deadline
 from ._settings import ConnectOptions, spelled
 
-__all__ = ["Batch", "Connection", "Listener", "cm_connect", "cm_listen", "connect", "listen"]
+__all__ = ["Batch", "Connection", "Listener", "Prepared", "cm_connect", "cm_listen", "connect", "listen"]
 
 
 class Connection(_aio_connection.Connection):

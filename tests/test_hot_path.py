@@ -49,6 +49,7 @@ PYTHON = {
     "send": (1, 2, 62),
     "send bytes": (1, 4, 75),
     "recv": (2, 3, 115),
+    "awaited prepared write": (3, 3, 105),
     "awaited write": (6, 8, 275),
     "awaited write bytes": (7, 13, 300),
     "awaited read": (10, 14, 450),
@@ -160,7 +161,9 @@ PROGRAM = """
             async with pvl.aio.connect("127.0.0.1", listener.port, device="null0") as left, await accepting as right:
                 part, remote = (await left.register(bytearray(4096)))[:64], left.remote["target"][:64]
                 data, send, recv = bytes(64), lambda: at_once(left.send(part)), lambda: at_once(right.recv())
+                tick = left.prepare_write(remote, part)
                 return {
+                    "awaited prepared write": counted(nothing, lambda: at_once(tick())),
                     "awaited write": counted(nothing, lambda: at_once(left.write(remote, part))),
                     "awaited write bytes": counted(nothing, lambda: at_once(left.write(remote, data))),
                     "awaited read": counted(nothing, lambda: at_once(left.read(remote, part))),

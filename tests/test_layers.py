@@ -151,6 +151,7 @@ LAYERS = {
     "_anyio_watch": 5,
     "anyio": 5,
     "_aio_run": 5,
+    "_aio_prepared": 5,
     "_aio_thread": 5,
     "_aio_watch": 5,
     "aio": 5,
