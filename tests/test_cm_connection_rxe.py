@@ -116,6 +116,23 @@ def test_prepared_operations_run_again_and_again(pair: over_tcp.Pair) -> None:
     region.close()
 
 
+def test_prepared_lists_run_again_and_again(pair: over_tcp.Pair) -> None:
+    left = pair.left
+    region = left.register(bytearray(range(160)))
+    write = left.prepare_write_many(left.remote["data"][500:600], region[3:103], [0, 40, 90], [50, 7, 0], [30, 20, 5])
+    read = left.prepare_read_many(left.remote["constant"], region[110:], [40, 0], [3, 190], [10, 7])
+    for turn in range(40):
+        region.view[3] = turn
+        write.run(5)
+        expected = bytes(region.view[93:98]) + bytes(2) + bytes(region.view[43:63]) + bytes(23)
+        assert bytes(pair.data[500:580]) == expected + bytes(region.view[3:33])
+        region.view[110:] = bytes(50)
+        read.run(5)
+        assert bytes(region.view[110:]) == bytes(range(190, 197)) + bytes(33) + bytes(range(3, 13))
+    pair.data[500:600] = bytes(100)
+    region.close()
+
+
 def test_what_is_different_on_iwarp() -> None:
     words = bytearray(16)
     with connected({"buffers": {"words": words}, "send_depth": 1}, host=SIW) as (left, right):
