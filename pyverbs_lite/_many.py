@@ -12,6 +12,7 @@ from ._packed import U64S, Integers, Rows, alike, pack, pointers
 from ._prepared import Prepared, Preparer
 from ._starter import Starter, nothing
 from ._work import Work
+from .cq import SLICE
 from .enums import AccessFlags, WROpcode
 from .errors import VerbsError
 from .ffi import CData, ffi, lib
@@ -142,10 +143,13 @@ class Many(Starter, Preparer):
         Verb: ibv_post_send (RDMA_WRITE)
         """
         rows = offsets, remote_offsets, lengths
-        if not (
-            self._known(remote, _REMOTE_WRITE) and self._move_many("write_many", _WRITE, remote, data, rows, timeout)
+        if (
+            type(remote) is RemoteBuffer
+            and (remote._standing.writes is self._token or self._known(remote, _REMOTE_WRITE))
+            and self._move_many("write_many", _WRITE, remote, data, rows, timeout)
         ):
-            self.start_write_many(remote, data, *rows).wait(timeout)
+            return
+        self.start_write_many(remote, data, *rows).wait(timeout)
 
     def read_many(
         self,
@@ -162,12 +166,13 @@ class Many(Starter, Preparer):
         Verb: ibv_post_send (RDMA_READ)
         """
         rows = offsets, remote_offsets, lengths
-        if not (
-            self._read_depth
-            and self._known(remote, _REMOTE_READ)
+        if (
+            type(remote) is RemoteBuffer
+            and (remote._standing.reads is self._token or self._known(remote, _REMOTE_READ))
             and self._move_many("read_many", _READ, remote, into, rows, timeout)
         ):
-            self.start_read_many(remote, into, *rows).wait(timeout)
+            return
+        self.start_read_many(remote, into, *rows).wait(timeout)
 
     def prepare_write_many(
         self,
@@ -259,11 +264,9 @@ class Many(Starter, Preparer):
             mr, start, size = data, 0, data.length
         else:
             return False
-        if mr.pd is not self._pd or (opcode == _READ and not mr.access._value_ & _LOCAL_WRITE):
-            return False
-        deadline = None if timeout is None else Deadline(timeout)
-        engine = self._engine
-        wait = _SLICE_NS if deadline is None else engine._slice(deadline)
+        engine, deadline, wait = self._engine, None, _SLICE_NS
+        if timeout is not None:
+            deadline, wait = Deadline.with_slice(timeout, SLICE)
         packed = offsets, places, lengths = alike(operation, *rows)
         try:
             op = engine._idle.pop()

@@ -30,29 +30,40 @@ _FORMATS = frozenset(
 )
 
 
-def _packed(values: Integers, what: str) -> memoryview:
-    """Return non-negative 64-bit integers as C sees them: where they are, if that is a buffer.
-
-    A view and not what cffi makes of it, which must not be held: see ``Operation``.
-    """
+def _in_memory(values: Integers, what: str) -> memoryview:
     try:
-        view = memoryview(values)  # type: ignore[arg-type]
+        return memoryview(values)  # type: ignore[arg-type]
     except TypeError:
         try:
-            view = memoryview(array("Q", values))  # type: ignore[arg-type]
+            return memoryview(array("Q", values))  # type: ignore[arg-type]
         except OverflowError as error:
             raise ValueError(f"{what} must be 0 to 2**64 - 1: {error}") from error
-    if view.format not in _FORMATS or view.ndim != 1 or not view.c_contiguous:
-        raise TypeError(
-            f"{what} must be one contiguous row of 64-bit integers, not format {view.format!r} of shape {view.shape}"
-        )
-    # A negative number is far outside of any range, and refused as that.
-    return view
 
 
 def alike(operation: str, offsets: Integers, remote_offsets: Integers, lengths: Integers) -> Rows:
-    """Return the three rows of a list, which must be of one length."""
-    rows = _packed(offsets, "offsets"), _packed(remote_offsets, "remote_offsets"), _packed(lengths, "lengths")
+    """Return the three rows of a list as C sees them, non-negative 64-bit integers: where they are, if in buffers.
+
+    Views and not what cffi makes of them, which must not be held: see ``Operation``. A negative number is far outside
+    of any range, and refused as that.
+
+    Raises:
+        TypeError: one has other numbers, or is not in one piece.
+        ValueError: they are not of one length.
+    """
+    try:
+        rows = memoryview(offsets), memoryview(remote_offsets), memoryview(lengths)  # type: ignore[arg-type]
+    except TypeError:
+        rows = (
+            _in_memory(offsets, "offsets"),
+            _in_memory(remote_offsets, "remote_offsets"),
+            _in_memory(lengths, "lengths"),
+        )
+    for row in rows:
+        if row.format not in _FORMATS or row.ndim != 1 or not row.c_contiguous:
+            what = next(name for name, each in zip(_ROWS, rows, strict=True) if each is row)
+            raise TypeError(
+                f"{what} must be one contiguous row of 64-bit integers, not format {row.format!r} of shape {row.shape}"
+            )
     if not len(rows[0]) == len(rows[1]) == len(rows[2]):
         counts = dict(zip(_ROWS, map(len, rows), strict=True))
         raise ValueError(f"{operation} needs as many offsets as lengths, not {counts}")

@@ -42,7 +42,7 @@ PYTHON = {
     "write bytes": (1, 5, 100),
     "write, with a timeout": (3, 5, 155),
     "prepared write": (1, 1, 30),
-    "write_many": (7, 11, 330),
+    "write_many": (3, 12, 275),
     "prepared write_many": (1, 1, 30),
     "batch of 8 writes": (65, 60, 1800),
     "read": (1, 3, 88),

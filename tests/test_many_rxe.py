@@ -94,7 +94,7 @@ class TestShortWay:
             with pytest.raises(pvl.ClosedError):
                 left.write_many(remote, region, row, row, row)
             assert left._engine.in_flight == 0
-            left._read_depth = 0
+            left._read_depth = left._engine._c.max_reads = 0
             with pytest.raises(pvl.StateError, match="read_many would never complete"):
                 left.read_many(remote, left.register(bytearray(9)), row, row, row)
             left.close()

@@ -392,9 +392,17 @@ static struct pvl_list own_list(void)
 static void a_list_is_run_by_one_call(void)
 {
     struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+    struct pvl_memory *foreign = pvl_memory_new(&another, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+    struct pvl_memory *fixed = pvl_memory_new(&domain, (uintptr_t)memory, 3, 0);
     struct pvl_list list = own_list();
 
     fake.at_once = 1;
+    assert(move_list(&list, foreign, 3, MS) == PVL_UNUSUAL);
+    assert(pvl_list_move(&list, IBV_WR_RDMA_READ, fixed, 0, sizeof(memory), 3, offsets, places, lengths, 4096, 9,
+                         sizeof(memory), 1 << 20, MS) == PVL_UNUSUAL);
+    assert(!fake.posts && !op.left && !engine->lists);
+    pvl_memory_put(foreign);
+    pvl_memory_put(fixed);
     for (int i = 1; i <= 3; i++) {
         assert(move_list(&list, held, ENTRIES, 1000 * MS) == 0 && fake.posts == i * ENTRIES);
         assert(op.posted == op.done && !op.left && pvl_memory_used(held) == 0 && engine->free_count == SLOTS);

@@ -370,7 +370,7 @@ static int pvl_list_run(struct pvl_engine *engine, struct pvl_list *list, uint64
  * The list has its operation, which is nobody else's, and its window; the rest is told here. After 0 nothing is left to
  * do, and the list can be used again. After PVL_PENDING Python has to look after the operation, as it is in flight or
  * has failed, and the list and the arrays must stay; of the memory the engine takes care until the end. Else nothing was
- * posted: PVL_OUTSIDE, PVL_STOPPED, PVL_CLOSED.
+ * posted: PVL_UNUSUAL, PVL_OUTSIDE, PVL_STOPPED, PVL_CLOSED.
  */
 static int pvl_list_move(struct pvl_list *list, int opcode, struct pvl_memory *memory, uint64_t offset, uint64_t length,
                          uint64_t count, const uint64_t *offsets, const uint64_t *remote_offsets,
@@ -380,6 +380,10 @@ static int pvl_list_move(struct pvl_list *list, int opcode, struct pvl_memory *m
     struct pvl_engine *engine = list->op->engine;
     int rc;
 
+    if (memory->pd != engine->pd)
+        return PVL_UNUSUAL;
+    if (opcode == IBV_WR_RDMA_READ && (!engine->max_reads || !(memory->access & IBV_ACCESS_LOCAL_WRITE)))
+        return PVL_UNUSUAL;
     if (pvl_list_pack(list, opcode, max_piece, count, offsets, remote_offsets, lengths, length, remote_addr, rkey,
                       remote_length) != count)
         return PVL_OUTSIDE;
