@@ -391,6 +391,7 @@ static struct pvl_list own_list(void)
 
 static void a_list_is_run_by_one_call(void)
 {
+    struct ibv_pd another;
     struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_memory *foreign = pvl_memory_new(&another, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
     struct pvl_memory *fixed = pvl_memory_new(&domain, (uintptr_t)memory, 3, 0);
