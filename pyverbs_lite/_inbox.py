@@ -13,7 +13,6 @@ from ._args import Deadline
 from ._check import os_error
 from ._operation import Operation, repeated
 from ._work import Work
-from .cq import SLICE
 from .enums import WCOpcode
 from .errors import StateError, WaitTimeout
 from .ffi import CData, ffi, lib
@@ -21,13 +20,17 @@ from .ffi import CData, ffi, lib
 if TYPE_CHECKING:
     from ._engine import Engine
 
-__all__ = ["Arrival", "Inbox", "ReceiveWork"]
+__all__ = ["Arrival", "Box", "Inbox", "ReceiveWork"]
 
 _T = TypeVar("_T")
 #: Bytes in front of every two-sided message.
 _HEADER: int = lib.PVL_HEADER_BYTES
-_SLICE_NS = int(SLICE * 1e9)
-_recv, _BOX_BYTES, _NOW = lib.pvl_recv, lib.PVL_BOX_BYTES, lib.PVL_NOW
+_recv, _recv_now, _recv_within = lib.pvl_recv, lib.pvl_recv_now, lib.pvl_recv_within
+_MORE, _NOTHING, _LONG, _NOW = lib.PVL_MORE, lib.PVL_NOTHING, lib.PVL_LONG, lib.PVL_NOW
+#: Bytes of the boxes of a connection, until a longer message comes; and from then on.
+_ROOM, _MORE_ROOM = 256, 4096
+#: The number of what was kept, in the box or the loan that it was taken by.
+_KEPT = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,22 @@ def _number_of(arrival: Arrival) -> int:
     return arrival.number
 
 
-class _Box:
-    """Room for a short message, which C copies into it."""
+class Box:
+    """Room for a short message, which C copies into it.
 
-    __slots__ = ("c", "view")
+    Attributes:
+        c: the ``struct pvl_box *``; C knows by it whose messages are meant.
+        data: its bytes.
+        live: what the engine has in flight, which the same call of C may have completed.
+    """
 
-    def __init__(self) -> None:
-        self.c: CData = ffi.new("struct pvl_box *")
-        self.view = memoryview(ffi.buffer(self.c.data))
+    __slots__ = ("c", "data", "live")
 
-
-#: Boxes that are not in use.
-_boxes: list[_Box] = []
+    def __init__(self, engine: Engine, room: int) -> None:
+        self.c: CData = ffi.new("struct pvl_box *", {"data": room})
+        self.c.engine, self.c.room = engine._c, room
+        self.data = ffi.buffer(self.c.data, room)
+        self.live = engine._live
 
 
 class _Receiving:
@@ -86,24 +93,33 @@ class Inbox:
     """The messages of one engine.
 
     Whoever asked by ``start`` is served first, in the order of asking; ``receive`` takes what is left. A message that
-    nobody made use of comes before all that arrived later.
+    nobody made use of comes before all that arrived later. As long as there is one or the other, ``reserved`` in C says
+    so, and the short way, on which a message is copied into a box by one call of C, takes nothing.
+
+    Attributes:
+        boxes: those that are not in use.
+        left: the boxes and loans of messages that C has taken and nobody has made use of. They are entered here without
+            a call, after which the next interrupt might come.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._c = engine._c
+        self.boxes: list[Box] = []
+        self.left: list[Box | CData] = []
+        self._room = _ROOM
         self._taking = threading.RLock()  # reentrant, for a signal handler may use the connection that it interrupted
         # Lists, for a deque takes ten times the memory while it is empty, and there may be thousands of connections.
         self._asked: list[_Receiving] = []
         self._returned: list[Arrival] = []  # taken out of the ring, and not made use of
-        # Filled from wherever the garbage collector runs, so nothing else happens there.
+        # Filled from wherever the garbage collector runs, so hardly anything else happens there.
         self._dropped: list[_Receiving] = []
 
     @property
     def waiting(self) -> int:
         """How many messages are there for ``receive``."""
         c = self._c
-        return max(0, int(c.arrived - c.taken) + len(self._returned) - len(self._asked))
+        return max(0, int(c.arrived - c.taken) + len(self.left) + len(self._returned) - len(self._asked))
 
     @property
     def over(self) -> bool:
@@ -113,7 +129,7 @@ class Inbox:
             return True
         # Looked at before the messages are: the last of them and the last flush may come in between.
         ended = engine.failure is not None and (not self._c.recv_posted or engine._flush_limit.expired)
-        return ended and self._c.arrived == self._c.taken and not self._returned
+        return ended and self._c.arrived == self._c.taken and not (self.left or self._returned)
 
     # ------------------------------------------------------------ taking
 
@@ -121,76 +137,98 @@ class Inbox:
         self,
         operation: str,
         timeout: float | None,
-        plain: Callable[[memoryview], _T] | None,
+        plain: Callable[[bytes], _T],
         take: Callable[[Arrival], _T],
-        *,
-        lend: bool = False,
     ) -> _T:
         """Wait for a message, and return what is made of it; if that raises, the message stays the next one.
 
+        What has arrived is taken without a look at the clock.
+
         Args:
-            plain: makes it of the bytes of a message that has nothing else; None where ``take`` is to make it of all.
+            plain: makes it of the bytes of a message that has nothing else.
             take: makes it of any message.
-            lend: do not post its slot again; ``give_back`` does.
 
         Raises:
-            StateError: as many are lent as can be.
             WaitTimeout: none came in time.
             VerbsError: the connection's failure, once all that had arrived was taken.
         """
-        engine, deadline = self._engine, None if timeout is None else Deadline(timeout)
-        late = engine.failure is not None
-        if plain is not None and not (self._returned or self._asked or self._dropped):
-            # The short way: a short message is copied, and its slot posted again, by one call of C.
-            wait = _SLICE_NS if deadline is None else engine._slice(deadline)
-            try:
-                box = _boxes.pop()
-            except IndexError:
-                box = _Box()
-            try:
-                length = _recv(self._c, box.c, wait)
-                if short := 0 <= length <= _BOX_BYTES and not self._asked:
-                    if engine._live:  # C may have entered what others wait for, or nobody
-                        engine._reap()
-                    made = plain(box.view[:length])
-                elif length >= 0:
-                    self._keep_box(box)
-            except BaseException:
-                if box.c.length >= 0:  # C has taken it, and this call has not
-                    self._keep_box(box)
-                raise
-            if short:
-                boxes = _boxes
+        if timeout is not None and not (type(timeout) is float and timeout >= 0):
+            timeout = Deadline(timeout).seconds  # or that refuses it
+        boxes, deadline = self.boxes, None
+        try:
+            box = boxes.pop()
+        except IndexError:
+            box = self.box()
+        try:
+            rc = _recv(box.c) if timeout is None else _recv_now(box.c)
+            if rc == _NOTHING and timeout:
+                deadline = Deadline(timeout)
+                rc = _recv_within(box.c, self._engine._slice(deadline))
+            if rc >= 0:
+                if box.live:  # C may have entered what others wait for, or nobody
+                    self._engine._reap()
+                made = plain(box.data[:rc])
                 boxes += (box,)  # no call: after one an interrupt may come, and with it the message would be lost
                 return made
-        return self._receive(operation, deadline or Deadline(None), take, late, lend)
+            if rc == _MORE:
+                made = take(self.opened(box))
+                boxes += (box,)
+                return made
+        except BaseException:
+            if box.c.length >= 0:
+                self.left += (box,)
+                self._c.reserved = 1
+            raise
+        return self.go_on(rc, box, operation, deadline or Deadline(timeout), take)
 
-    def receive_now(self, make: Callable[[memoryview], _T]) -> _T | None:
+    def go_on(self, rc: int, box: Box, operation: str, deadline: Deadline, take: Callable[[Arrival], _T]) -> _T:
+        """Finish what one call of C did not, whose result this was, and which has left the box empty."""
+        # If it was over before the call began, that is not news.
+        late = rc in (lib.PVL_TURN, lib.PVL_STOPPED) and self._engine.failure is not None
+        if rc == _LONG and self._room < _MORE_ROOM:
+            self._room = _MORE_ROOM  # the next ones are likely to be as long
+        elif box.c.room == self._room:
+            self.boxes.append(box)
+        if box.live:
+            self._engine._reap()
+        return self._receive(operation, deadline, take, late, False)
+
+    def lend(self, timeout: float | None, take: Callable[[Arrival], _T]) -> _T:
+        """Wait for a message, and do not post its slot again: ``give_back`` does; else as ``receive``.
+
+        Raises:
+            StateError: as many are lent as can be.
+        """
+        return self._receive("recv", Deadline(timeout), take, self._engine.failure is not None, True)
+
+    def box(self) -> Box:
+        """Return one more box."""
+        return Box(self._engine, self._room)
+
+    def receive_now(self, make: Callable[[bytes], _T]) -> _T | None:
         """Return what ``make`` makes of a short message, if one is there that has nothing else; for an event loop.
 
         Where this is None there may be a message all the same, for ``receive``.
         """
-        if self._returned or self._asked or self._dropped:
-            return None
-        made = None
+        boxes = self.boxes
         try:
-            box = _boxes.pop()
+            box = boxes.pop()
         except IndexError:
-            box = _Box()
+            box = self.box()
         try:
-            length = _recv(self._c, box.c, _NOW)
-            if length >= 0:
-                if length > _BOX_BYTES or self._asked:
-                    self._keep_box(box)
-                    return None
-                made = make(box.view[:length])
+            rc = _recv_within(box.c, _NOW)
+            made = make(box.data[:rc]) if rc >= 0 else None
+            if rc != _MORE:
+                boxes += (box,)
+                return made
         except BaseException:
             if box.c.length >= 0:  # as in ``receive``
-                self._keep_box(box)
+                self.left += (box,)
+                self._c.reserved = 1
             raise
-        boxes = _boxes
-        boxes += (box,)
-        return made
+        self.left += (box,)
+        self._c.reserved = 1
+        return None
 
     def _receive(self, operation: str, deadline: Deadline, take: Callable[[Arrival], _T], late: bool, lend: bool) -> _T:
         engine = self._engine
@@ -207,10 +245,12 @@ class Inbox:
                         made = take(first)
                         del self._returned[0]
                         taken = first
+                        self._open()
                         return made
             except BaseException:
                 if taken is not None:  # the interrupt came at the end of the block
-                    self._keep(taken)
+                    self._returned[:0] = (taken,)
+                    self._c.reserved = 1
                 raise
             if not self._asked and self._c.arrived != self._c.taken:
                 found = self._take(take, lend)
@@ -230,6 +270,8 @@ class Inbox:
 
     def _take(self, take: Callable[[Arrival], _T], lend: bool) -> tuple[_T] | None:
         loan = ffi.new("struct pvl_loan *")
+        # To be unpacked and not called: after a call an interrupt may come, and with it the message would be lost.
+        giving = map(lib.pvl_give_back, (self._c,), (loan,))
         try:
             rc = lib.pvl_lend(self._c, loan, lend)
             if rc > 0:
@@ -239,12 +281,12 @@ class Inbox:
             made = take(self._lent(loan))
         except BaseException:
             if loan.lent:
-                self._keep(self._lent(loan))
-                self.give_back(loan)
+                self.left += (loan,)
+                self._c.reserved = 1
+                self._keep_left()
             raise
         if not lend:
-            # Unpacked and not called: after a call an interrupt may come, and with it the message would be lost.
-            (rc,) = map(lib.pvl_give_back, (self._c,), (loan,))
+            (rc,) = giving
             if rc:
                 self._engine.fail(os_error("ibv_post_recv", rc))  # the next one's problem: this message is good
         return (made,)
@@ -256,26 +298,40 @@ class Inbox:
         view = self._engine._receives.view(raw.slot, _HEADER, length)
         return Arrival(view, raw.byte_len, raw.imm if raw.has_imm else None, opcode, loan.number, loan)
 
-    def _keep_box(self, box: _Box) -> None:
-        """Keep what is in a box; again is the same as once."""
+    def opened(self, box: Box) -> Arrival:
+        """Look into a box whose message has more to it than its bytes."""
         c = box.c
-        view = box.view[: c.length & ~lib.PVL_MORE]
         if c.error:
             self._engine.fail(os_error("ibv_post_recv", c.error))  # the next one's problem: this message is good
         imm = c.imm if c.has_imm else None
-        kept = Arrival(memoryview(bytes(view)), c.byte_len, imm, WCOpcode(c.opcode), c.number)
-        with self._taking:
-            at = bisect.bisect(self._returned, kept.number, key=_number_of)
-            if c.length >= 0:
-                self._returned[at:at] = (kept,)  # from here on no call: after one an interrupt may come
-                c.length = lib.PVL_NOTHING
-        _boxes.append(box)
+        return Arrival(memoryview(box.data[: c.length]), c.byte_len, imm, WCOpcode(c.opcode), c.number)
 
-    def _keep(self, arrival: Arrival) -> None:
-        """Keep a copy of a message that was taken and not made use of: it is the next one."""
+    def _keep_left(self) -> None:
+        """Keep copies of the messages that were taken and not made use of: they are the next ones."""
+        with self._taking:
+            while self.left:
+                self._keep(self.left[0])
+                del self.left[0]
+
+    def _keep(self, left: Box | CData) -> None:
+        """Keep a copy of one; again is the same as once."""
+        if isinstance(left, Box):
+            if left.c.number != _KEPT:
+                self._enter(self.opened(left), left.c)
+        else:
+            if left.number != _KEPT:
+                self._enter(self._lent(left), left)
+            self.give_back(left)
+
+    def _enter(self, arrival: Arrival, taken: CData | None = None) -> None:
         kept = replace(arrival, view=memoryview(bytes(arrival.view)), loan=None)
         with self._taking:
-            bisect.insort(self._returned, kept, key=_number_of)
+            self._c.reserved = 1
+            at = bisect.bisect(self._returned, kept.number, key=_number_of)
+            if taken is None or taken.number != _KEPT:
+                self._returned[at:at] = (kept,)  # from here on no call: after one an interrupt may come
+                if taken is not None:
+                    taken.number = _KEPT
 
     def _all_lent(self) -> str:
         if not self._c.lendable:
@@ -304,23 +360,43 @@ class Inbox:
             engine.refuse_late("start_recv")
         receiving = _Receiving(self, make)
         work = ReceiveWork(engine, cast("Operation", receiving), "recv", lambda _: cast("_T", receiving.value))
-        weakref.finalize(work, self._dropped.append, receiving).atexit = False
+        weakref.finalize(work, self._drop, receiving).atexit = False
         with self._taking:
+            self._c.reserved = 1
             self._asked.append(receiving)
         self.serve()
         return work
 
     def serve(self) -> None:
         """Give what is there to those who asked; an interrupt at any point is made good by the next call."""
-        while self._dropped or self._asked:
+        while self.left or self._dropped or self._asked:
             with self._taking:
                 more, served = self._serve_one()
             if served is not None and (notify := served.notify) is not None:
                 notify()
             if not more:
                 return
+        if self._c.reserved:
+            with self._taking:
+                self._open()
+
+    def _open(self) -> None:
+        """Open the short way again, if nobody comes first."""
+        if not (self._asked or self._returned):
+            self._c.reserved = 0
+            if self.left or self._dropped:  # since then
+                self._c.reserved = 1
+
+    def _drop(self, receiving: _Receiving) -> None:
+        """Note that nobody wants a result; called from wherever the garbage collector runs."""
+        self._c.reserved = 1  # first, for after a call an interrupt may come
+        self._dropped.append(receiving)
+        self._c.reserved = 1  # and last, for another thread may have opened the short way in between
 
     def _serve_one(self) -> tuple[bool, _Receiving | None]:
+        if self.left:
+            self._keep_left()
+            return True, None
         if self._dropped:
             self._let_go(self._dropped[0])
             del self._dropped[0]
@@ -357,10 +433,10 @@ class Inbox:
         receiving.claimed = True
         if receiving.arrival is not None:
             self._returned[:] = [kept for kept in self._returned if kept.number != receiving.arrival.number]
-            self._keep(receiving.arrival)
+            self._enter(receiving.arrival)
+            self.give_back(receiving.loan)
         elif receiving.loan.lent:
-            self._keep(self._lent(receiving.loan))
-        self.give_back(receiving.loan)
+            self._keep(receiving.loan)
 
     def cancel(self, receiving: _Receiving) -> bool:
         """Take back an asking that was not served."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
+from ._args import Deadline
 from ._buffer import Memory
 from ._lent import LentMessage
+from ._link import Link
 from ._requests import Mover, as_target
 from ._views import Message
 from ._work import Work
+from .ffi import lib
 from .mr import MR, MRSlice
 
 __all__ = ["Receiver"]
+
+_recv, _MORE = lib.pvl_recv, lib.PVL_MORE
 
 
 class Receiver(Mover):
@@ -20,6 +25,10 @@ class Receiver(Mover):
     Messages go to those who asked by ``start_recv``, in the order of asking; the other methods take what is left. A
     message is one's or another's, never lost: one that a method fails with, or that nobody made use of, stays the next.
     """
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._boxes = link.engine.inbox.boxes
 
     @overload
     def recv(self, *, lend: Literal[False] = False, timeout: float | None = None) -> Message: ...
@@ -43,10 +52,35 @@ class Receiver(Mover):
 
         Verb: ibv_post_recv
         """
-        inbox = self._engine.inbox
-        if lend:
-            return inbox.receive("recv", timeout, None, lambda arrival: LentMessage(inbox, arrival), lend=True)
-        return inbox.receive("recv", timeout, Message, Message._of)
+        if timeout is not None or lend:
+            inbox = self._engine.inbox
+            if lend:
+                return inbox.lend(timeout, lambda arrival: LentMessage(inbox, arrival))
+            return inbox.receive("recv", timeout, Message, Message._of)
+        # Most calls: as ``Inbox.receive``, but that this is one call of Python, and one of C with one pointer.
+        boxes = self._boxes
+        try:
+            box = boxes.pop()
+        except IndexError:
+            box = self._engine.inbox.box()
+        try:
+            rc = _recv(box.c)
+            if rc >= 0:
+                if box.live:  # C may have entered what others wait for, or nobody
+                    self._engine._reap()
+                message = Message(box.data[:rc])
+                boxes += (box,)  # no call: after one an interrupt may come, and with it the message would be lost
+                return message
+            if rc == _MORE:
+                message = Message._of(self._engine.inbox.opened(box))
+                boxes += (box,)
+                return message
+        except BaseException:
+            if box.c.length >= 0:  # C has taken it, and this call has not
+                self._engine.inbox.left += (box,)
+                self._engine._c.reserved = 1
+            raise
+        return self._engine.inbox.go_on(rc, box, "recv", Deadline(None), Message._of)
 
     def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
         """Copy the next message into a buffer, and return its length; its immediate, if it has one, is dropped.
@@ -60,13 +94,13 @@ class Receiver(Mover):
         """
         target = as_target(buffer)
 
-        def fill(view: memoryview) -> int:
-            length = len(view)
+        def fill(message: bytes | memoryview) -> int:
+            length = len(message)
             if length > len(target):
                 raise ValueError(
                     f"the next message has {length} bytes and the buffer only {len(target)}; it was left where it is"
                 )
-            target[:length] = view
+            target[:length] = message
             return length
 
         return self._engine.inbox.receive("recv_into", timeout, fill, lambda arrival: fill(arrival.view))

@@ -28,20 +28,35 @@ class Message(bytes):
         byte_len: the length of the message, or of that write.
     """
 
-    # Most messages have only their bytes: nothing is entered for those.
+    # Most messages have only their bytes: they need no dictionary, and the garbage collector does not look at them.
+    __slots__ = ()
+
     imm: int | None = None
     opcode: WCOpcode = WCOpcode.RECV
-    _byte_len: int | None = None
 
     @property
     def byte_len(self) -> int:
-        return len(self) if self._byte_len is None else self._byte_len
+        return len(self)
 
-    @classmethod
-    def _of(cls, arrival: Arrival) -> Self:
-        message = cls(arrival.view)
+    @staticmethod
+    def _of(arrival: Arrival) -> Message:
+        if arrival.imm is None and arrival.opcode == WCOpcode.RECV:
+            return Message(arrival.view)
+        message = _MarkedMessage(arrival.view)
         message.imm, message.opcode, message._byte_len = arrival.imm, arrival.opcode, arrival.byte_len
         return message
+
+
+class _MarkedMessage(Message):
+    """A message that came with an immediate."""
+
+    imm: int | None
+    opcode: WCOpcode
+    _byte_len: int
+
+    @property
+    def byte_len(self) -> int:
+        return self._byte_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

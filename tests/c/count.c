@@ -26,7 +26,7 @@ static struct pvl_op op;
 static struct pvl_memory *held;
 static struct pvl_prepared prepared, prepared_list;
 static struct pvl_list list;
-static struct pvl_box box;
+static struct pvl_box *box;
 static uint64_t offsets[LIST], lengths[LIST];
 static char memory[1 << 16];
 
@@ -92,7 +92,7 @@ COUNTED count_send(void)
 
 COUNTED count_recv(void)
 {
-    return pvl_recv(right.engine, &box, 0) != 64;
+    return pvl_recv(box) != 64;
 }
 
 COUNTED count_list(void)
@@ -121,6 +121,9 @@ int main(int argc, char **argv)
     left.engine->pd = pd;
     left.engine->max_piece = 1 << 30;
     held = pvl_memory_new(left.qp->pd, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
+    box = calloc(1, sizeof(*box) + 256);
+    box->engine = right.engine;
+    box->room = 256;
     prepared = (struct pvl_prepared){
         .engine = left.engine, .op = &op, .memory = held, .offset = 64, .remote_addr = 4096, .length = 64, .rkey = 9,
         .opcode = IBV_WR_RDMA_WRITE, .heard = left.engine->heard,

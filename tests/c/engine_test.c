@@ -224,6 +224,8 @@ static void results_of_reads_and_atomics(void)
 
 /* ------------------------------------------------------------ messages */
 
+#define ROOM 200 /* of a box */
+
 static void arrive(uint8_t kind, uint32_t imm, const void *data, uint32_t length)
 {
     struct pvl_header header = {.kind = kind, .has_imm = imm != 0, .offered = htonl(1000), .imm = htonl(imm),
@@ -244,30 +246,38 @@ static void arrive(uint8_t kind, uint32_t imm, const void *data, uint32_t length
 
 static void messages_are_taken_in_order_and_once(void)
 {
-    struct pvl_box *box = malloc(sizeof(*box));
-    char *big = calloc(1, PVL_BOX_BYTES + 1);
+    struct pvl_box *box = calloc(1, sizeof(*box) + ROOM);
+    char *big = calloc(1, ROOM + 1);
     struct pvl_loan loan = {0};
 
-    assert(pvl_recv(engine, box, 0) == PVL_NOTHING && pvl_recv(engine, box, MS) == PVL_NOTHING);
+    box->engine = engine;
+    box->room = ROOM;
+    engine->slice_ns = 50 * MS;
+    assert(pvl_recv_now(box) == PVL_NOTHING && pvl_recv_within(box, MS) == PVL_NOTHING && box->length < 0);
     arrive(PVL_MESSAGE, 0, "one", 3);
     arrive(PVL_MESSAGE, 7, "second", 6);
-    assert(pvl_recv(engine, box, 0) == 3 && memcmp(box->data, "one", 3) == 0 && box->length == 3);
-    assert(pvl_recv(engine, box, 0) == (6 | PVL_MORE) && box->imm == 7 && box->has_imm && box->byte_len == 6);
+    assert(pvl_recv_now(box) == 3 && memcmp(box->data, "one", 3) == 0 && box->length == 3);
+    assert(pvl_recv_now(box) == PVL_MORE && box->length == 6 && box->imm == 7 && box->has_imm && box->byte_len == 6);
     arrive(PVL_NOTICE, 9, NULL, 12345);
-    assert(pvl_recv(engine, box, 50 * MS) == PVL_MORE && box->imm == 9 && box->byte_len == 12345);
+    assert(pvl_recv(box) == PVL_MORE && box->length == 0 && box->imm == 9 && box->byte_len == 12345);
     assert(box->opcode == IBV_WC_RECV_RDMA_WITH_IMM);
-    arrive(PVL_MESSAGE, 0, big, PVL_BOX_BYTES + 1);
-    arrive(PVL_MESSAGE, 0, big, PVL_BOX_BYTES);
-    assert(pvl_recv(engine, box, 0) == PVL_LONG && pvl_recv(engine, box, 0) == PVL_LONG); /* it stays the next one */
+    arrive(PVL_MESSAGE, 0, big, ROOM + 1);
+    arrive(PVL_MESSAGE, 0, big, ROOM);
+    assert(pvl_recv(box) == PVL_LONG && pvl_recv(box) == PVL_LONG && box->length < 0); /* it stays the next one */
     engine->lendable = 0;
     assert(pvl_lend(engine, &loan, 1) == ENOBUFS && !loan.lent);
     assert(pvl_lend(engine, &loan, 0) == 0 && loan.lent && loan.number == 3);
     assert(pvl_give_back(engine, &loan) == 0 && pvl_give_back(engine, &loan) == 0 && engine->recv_posted == RECVS - 1);
+    engine->reserved = 1; /* somebody has asked before */
+    assert(pvl_recv(box) == PVL_TURN && box->length < 0 && engine->arrived - engine->taken == 1);
+    engine->reserved = 0;
     fake.refuse_recv = ENOMEM;
-    assert(pvl_recv(engine, box, 0) == (PVL_BOX_BYTES | PVL_MORE) && box->error == ENOMEM);
+    assert(pvl_recv(box) == PVL_MORE && box->length == ROOM && box->error == ENOMEM);
     assert(engine->taken == engine->arrived && engine->recv_posted == RECVS - 1);
+    engine->over = 1;
+    assert(pvl_recv(box) == PVL_TURN);
     pvl_stop(engine);
-    assert(pvl_recv(engine, box, MS) == PVL_STOPPED);
+    assert(pvl_recv(box) == PVL_STOPPED);
     free(box);
     free(big);
 }
@@ -771,15 +781,17 @@ static eventfd_t pokes(int fd)
 static void an_event_loop_looks_when_it_likes(void)
 {
     struct pvl_memory *held = pvl_memory_new(&domain, (uintptr_t)memory, 3, IBV_ACCESS_LOCAL_WRITE);
-    struct pvl_box *box = malloc(sizeof(*box));
+    struct pvl_box *box = calloc(1, sizeof(*box) + ROOM);
     int poked = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
+    box->engine = engine;
+    box->room = ROOM;
     pvl_poke_at(engine, poked);
     fake.at_once = 1;
     assert(write64(&op, held, PVL_NOW) == 0 && pokes(poked) == 0);
     assert(write64(&op, held, MS) == 0 && pokes(poked) == 1);
     arrive(PVL_MESSAGE, 0, "one", 3);
-    assert(pvl_recv(engine, box, PVL_NOW) == 3 && pvl_recv(engine, box, PVL_NOW) == PVL_NOTHING && pokes(poked) == 0);
+    assert(pvl_recv_within(box, PVL_NOW) == 3 && pvl_recv_within(box, PVL_NOW) == PVL_NOTHING && pokes(poked) == 0);
     fake.at_once = 0;
     assert(write64(&op, held, PVL_NOW) == PVL_PENDING && fake.arms == 0);
     assert(pvl_look(engine, 0, 0) == 0 && fake.arms == 0);

@@ -35,8 +35,8 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_OUTSIDE ...
 #define PVL_UNUSUAL ...
 #define PVL_NOW ...
-#define PVL_BOX_BYTES ...
 #define PVL_MORE ...
+#define PVL_TURN ...
 #define PVL_UNTIL_FEW ...
 #define PVL_UNTIL_ARRIVAL ...
 #define PVL_UNTIL_SLOT ...
@@ -71,14 +71,16 @@ struct pvl_memory {
     ...;
 };
 struct pvl_box {
-    int64_t length;
+    struct pvl_engine *engine;
+    uint32_t room;
+    int32_t length;
     uint32_t byte_len;
     uint32_t imm;
     int32_t has_imm;
     int32_t opcode;
     int32_t error;
     uint64_t number;
-    char data[...];
+    char data[];
 };
 struct pvl_request {
     uint64_t addr;
@@ -190,6 +192,7 @@ struct pvl_engine {
     struct pvl_arrival *arrivals;
     uint64_t arrived;
     uint64_t taken;
+    uint32_t reserved;
     uint32_t lent;
     uint32_t lendable;
     int32_t cause;
@@ -203,7 +206,9 @@ struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct i
                                   uint32_t send_slots, struct pvl_receives *receives, uint32_t recv_slots);
 void pvl_engine_free(struct pvl_engine *engine);
 int pvl_post_ring(struct pvl_engine *engine);
-int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t timeout_ns);
+int pvl_recv(struct pvl_box *box);
+int pvl_recv_now(struct pvl_box *box);
+int pvl_recv_within(struct pvl_box *box, int64_t timeout_ns);
 struct pvl_loan {
     int32_t lent;
     int32_t counted;

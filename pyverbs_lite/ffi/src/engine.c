@@ -27,7 +27,9 @@
 
 /* What taking a message may come to. */
 #define PVL_NOTHING (-7) /* there is none */
-#define PVL_LONG (-8)    /* pvl_recv(): it is longer than a box, and was left where it is */
+#define PVL_LONG (-8)    /* pvl_recv(): it is longer than the box, and was left where it is */
+#define PVL_MORE (-14)   /* pvl_recv(): there is more to it than its bytes, or its slot could not be posted again */
+#define PVL_TURN (-15)   /* pvl_recv(): others come first, or the connection was over: nothing was taken */
 
 /* What running a prepared operation may come to, beside. */
 #define PVL_BUSY (-9)   /* another thread is in it */
@@ -125,19 +127,18 @@ static uint64_t pvl_index_of(uint64_t wr_id)
     return wr_id >> PVL_SLOT_BITS & ((1ULL << PVL_INDEX_BITS) - 1);
 }
 
-#define PVL_BOX_BYTES 4096
-#define PVL_MORE (1LL << 32) /* pvl_recv(): there is more to it than its bytes */
-
-/* A message that was taken out of the receive ring. */
+/* Room for a message that is taken out of the receive ring. Python owns this; one thread at a time uses it. */
 struct pvl_box {
-    int64_t length; /* as pvl_recv() returned it; for whoever was interrupted before he could see */
+    struct pvl_engine *engine;
+    uint32_t room;
+    int32_t length; /* of the message in it; negative: there is none. For whoever was interrupted before he could see */
     uint32_t byte_len;
     uint32_t imm;
     int32_t has_imm;
     int32_t opcode;
     int32_t error; /* an errno: its slot could not be posted again */
     uint64_t number;
-    char data[PVL_BOX_BYTES];
+    char data[];
 };
 
 struct pvl_arrival {
@@ -201,6 +202,7 @@ struct pvl_engine {
     struct pvl_arrival *arrivals; /* a ring of recv_slots entries */
     uint64_t arrived;             /* how many came in, ever */
     uint64_t taken;               /* how many Python has taken, ever */
+    uint32_t reserved;            /* what arrives is another's first, as Python knows: pvl_recv() takes nothing */
     uint32_t lent;                /* taken, and not posted again until they are given back */
     uint32_t lendable;            /* so many at most: what is left keeps the messages flowing */
 
@@ -980,46 +982,67 @@ static int pvl_again(struct pvl_prepared *prepared)
     return pvl_again_within(prepared, prepared->engine->slice_ns);
 }
 
+/* Copy the oldest message into a box, and post its slot again; under the lock. Returns as pvl_recv_within() does. */
+static int pvl_unpack(struct pvl_engine *engine, struct pvl_box *box)
+{
+    const struct pvl_arrival *arrival = &engine->arrivals[engine->taken % engine->recv_slots];
+    uint32_t slot = arrival->slot, length = arrival->opcode == IBV_WC_RECV ? arrival->byte_len : 0;
+
+    if (length > box->room)
+        return PVL_LONG;
+    memcpy(box->data, (const char *)pvl_slot_memory(engine->receives, slot) + PVL_HEADER_BYTES, length);
+    box->byte_len = arrival->byte_len;
+    box->imm = arrival->imm;
+    box->has_imm = arrival->has_imm;
+    box->opcode = arrival->opcode;
+    box->number = engine->taken++;
+    box->error = pvl_repost(engine, slot, PVL_MESSAGE);
+    box->length = (int32_t)length;
+    return box->has_imm || box->opcode != IBV_WC_RECV || box->error ? PVL_MORE : box->length;
+}
+
 /*
  * Wait for a message as pvl_progress() does, copy it into a box, and post its slot again: all in one call.
  *
- * Returns its length, with PVL_MORE if it is no plain message or its slot could not be posted; or PVL_NOTHING, PVL_LONG,
- * PVL_STOPPED.
+ * Returns its length, or PVL_MORE; or with an empty box PVL_NOTHING, PVL_LONG, PVL_TURN, PVL_STOPPED.
  */
-static int64_t pvl_recv(struct pvl_engine *engine, struct pvl_box *box, int64_t timeout_ns)
+static int pvl_recv_within(struct pvl_box *box, int64_t timeout_ns)
 {
-    const struct pvl_arrival *arrival;
+    struct pvl_engine *engine = box->engine;
+    int rc;
 
-    box->length = PVL_STOPPED;
+    box->length = PVL_NOTHING;
     if (__atomic_load_n(&engine->stopped, __ATOMIC_ACQUIRE))
-        return box->length; /* see pvl_run() */
+        return PVL_STOPPED; /* see pvl_run() */
     pthread_mutex_lock(&engine->lock);
-    if (engine->arrived == engine->taken && !engine->stopped)
-        pvl_glance(engine, timeout_ns != PVL_NOW);
-    if (engine->arrived == engine->taken && timeout_ns > 0)
-        pvl_advance(engine, PVL_UNTIL_ARRIVAL, NULL, 0, timeout_ns);
-    arrival = &engine->arrivals[engine->taken % engine->recv_slots];
-    if (engine->arrived == engine->taken) {
-        box->length = PVL_NOTHING;
-    } else if (!engine->stopped) {
-        uint32_t slot = arrival->slot, length = arrival->opcode == IBV_WC_RECV ? arrival->byte_len : 0;
-
-        box->length = PVL_LONG;
-        if (length <= PVL_BOX_BYTES) {
-            memcpy(box->data, (const char *)pvl_slot_memory(engine->receives, slot) + PVL_HEADER_BYTES, length);
-            box->byte_len = arrival->byte_len;
-            box->imm = arrival->imm;
-            box->has_imm = arrival->has_imm;
-            box->opcode = arrival->opcode;
-            box->length = length | (box->has_imm || box->opcode != IBV_WC_RECV ? PVL_MORE : 0);
-            box->number = engine->taken++;
-            box->error = pvl_repost(engine, slot, PVL_MESSAGE);
-            if (box->error)
-                box->length |= PVL_MORE;
-        }
+    if (engine->over) {
+        rc = PVL_TURN;
+    } else {
+        if (engine->arrived == engine->taken && !engine->stopped)
+            pvl_glance(engine, timeout_ns != PVL_NOW);
+        if (engine->arrived == engine->taken && timeout_ns > 0 && !engine->reserved)
+            pvl_advance(engine, PVL_UNTIL_ARRIVAL, NULL, 0, timeout_ns);
+        if (engine->reserved)
+            rc = PVL_TURN;
+        else if (engine->arrived == engine->taken)
+            rc = PVL_NOTHING;
+        else
+            rc = engine->stopped ? PVL_STOPPED : pvl_unpack(engine, box);
     }
     pthread_mutex_unlock(&engine->lock);
-    return box->length;
+    return rc;
+}
+
+/* The same without a timeout: one pointer is all that crosses from Python. */
+static int pvl_recv(struct pvl_box *box)
+{
+    return pvl_recv_within(box, box->engine->slice_ns);
+}
+
+/* Take what has arrived, or else nothing: without a look at the clock. */
+static int pvl_recv_now(struct pvl_box *box)
+{
+    return pvl_recv_within(box, 0);
 }
 
 /* The peer's news were taken: let those look who wait for some. */
