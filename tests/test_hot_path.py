@@ -30,7 +30,7 @@ INSTRUCTIONS = {
     "again": 295,
     "copy": 280,
     "send": 560,
-    "recv": 205,
+    "recv": 190,
     "list": 108,
     "again list": 97,
 }
@@ -48,13 +48,13 @@ PYTHON = {
     "read": (1, 3, 88),
     "send": (1, 2, 62),
     "send bytes": (1, 4, 75),
-    "recv": (2, 3, 115),
     "awaited prepared write": (3, 3, 105),
+    "recv": (1, 2, 55),
     "awaited write": (6, 8, 275),
     "awaited write bytes": (7, 13, 300),
     "awaited read": (10, 14, 450),
     "awaited send": (5, 8, 235),
-    "awaited recv": (3, 4, 140),
+    "awaited recv": (3, 3, 125),
 }
 
 
