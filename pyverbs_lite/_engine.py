@@ -436,6 +436,8 @@ class Engine(Resource):
                 raise repeated(self.failure, operation)
             raise self._completion_error(c.status, c.wr_id, c.vendor_err, operation)
         if op.list is not None and op.list.error:
+            if self._c.cause:
+                self._conclude()  # that is why no more was posted
             if self.failure is None:
                 self.fail(os_error("ibv_post_send", op.list.error))
             self.refuse_late(operation)

@@ -146,6 +146,15 @@ class TestShortWay:
                 left.write_many(forged, region, *arrays([0], [0], [1]))
             region.close()
 
+    @pytest.mark.parametrize("prepared", [False, True])
+    def test_a_failure_that_only_c_has_seen_is_the_reason(self, prepared):
+        with connected({"buffers": {"far": bytearray(SIZE)}}) as (left, _):
+            region, row = left.register(bytearray(100)), array("Q", [1, 3])
+            run = left.prepare_write_many(left.remote["far"], region, row, row, row).run
+            left._engine._c.cause = pvl.WCStatus.REM_ACCESS_ERR  # of a request that another thread waits for
+            with pytest.raises(pvl.ClosedError, match="this connection is over, because an earlier request.* REM_ACC"):
+                run() if prepared else left.write_many(left.remote["far"], region, row, row, row)
+
     def test_interrupts(self):
         target = bytearray(SIZE)
         with connected({"buffers": {"far": target}}, {"send_depth": 4}) as (left, _):
