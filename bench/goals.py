@@ -102,6 +102,23 @@ def _bandwidth(word: str, size: int, label: str) -> tuple[Row, ...]:
     )
 
 
+def _one_write(said: str, how: str) -> tuple[Row, ...]:
+    """Return the rows of a write that is prepared once, and of one through ``Connection.write``, which builds it."""
+    return tuple(
+        Row(
+            f"one 64 B write + wait on rxe, {said}, {word}",
+            f"write 64 {how}: {own}",
+            f"write 64 {how}: c",
+            "ratio",
+            1.03,
+            unit="µs",
+            scale=1000,
+            beside=tuple((peer, f"write 64 {how}: {peer}{more}") for peer in ("ibverbs", "pyverbs") if how == "yield"),
+        )
+        for word, own, more in (("prepared", "pvl", ""), ("through `Connection.write`", "pvl write", " built"))
+    )
+
+
 def _peers(case: str) -> tuple[tuple[str, str], ...]:
     return (("ibverbs", f"ibverbs: {case}"), ("pyverbs", f"pyverbs: {case}"))
 
@@ -147,25 +164,8 @@ ROWS = (
         800,
         beside=_peers("two-sided"),
     ),
-    Row(
-        "one 64 B write + wait on rxe, spinning",
-        "write 64 yield: pvl",
-        "write 64 yield: c",
-        "ratio",
-        1.03,
-        unit="µs",
-        scale=1000,
-        beside=tuple((peer, f"write 64 yield: {peer}") for peer in ("ibverbs", "pyverbs")),
-    ),
-    Row(
-        "one 64 B write + wait on rxe, events",
-        "write 64 events: pvl",
-        "write 64 events: c",
-        "ratio",
-        1.03,
-        unit="µs",
-        scale=1000,
-    ),
+    *_one_write("spinning", "yield"),
+    *_one_write("events", "events"),
     *_bandwidth("write", 1 << 16, "64 KiB"),
     *_bandwidth("read", 1 << 16, "64 KiB"),
     *_bandwidth("write", 1 << 20, "1 MiB"),

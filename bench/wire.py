@@ -79,12 +79,16 @@ def loop(operation: Callable[[], object]) -> Timed:
 
 def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float) -> None:
     """One request and its wait; and a message there and back."""
-    beside = {f"write 64 yield: {name}": partial(worker.run, "built") for name, worker in peers.items()}
+    beside = {
+        f"write 64 yield: {name}{more}": partial(worker.run, case)
+        for name, worker in peers.items()
+        for case, more in (("prepared", ""), ("built", " built"))
+    }
     with pairs(2, _TARGET, device="rxe0") as made:
         left, right = made[0]
         part, mirror, remote = left.register(bytearray(64)), right.register(bytearray(64)), left.remote["target"][:64]
         path, back = paths(*made[1], 64)
-        write = loop(partial(left.write, remote, part))
+        prepared, write = loop(left.prepare_write(remote, part).run), loop(partial(left.write, remote, part))
 
         def there_and_back() -> None:
             left.send(part)
@@ -95,10 +99,12 @@ def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float)
         report(
             {
                 "write 64 yield: c": lambda n: floor.one(path, WRITE, 64, YIELD, n),
-                "write 64 yield: pvl": write,
+                "write 64 yield: pvl": prepared,
+                "write 64 yield: pvl write": write,
                 **beside,
                 "write 64 events: c": lambda n: floor.one(path, WRITE, 64, EVENTS, n),
-                "write 64 events: pvl": sleeping(write, left),
+                "write 64 events: pvl": sleeping(prepared, left),
+                "write 64 events: pvl write": sleeping(write, left),
             },
             rounds * 4,
             seconds / 4,
