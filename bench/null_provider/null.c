@@ -487,6 +487,8 @@ int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
         base->state = attr->qp_state;
         qp->attr.qp_state = attr->qp_state;
     }
+    if (base->state == IBV_QPS_RESET)
+        qp->head = qp->tail; /* its receives are gone without a completion */
     if (base->state == IBV_QPS_ERR)
         while (qp->head != qp->tail)
             complete(base->recv_cq, base, qp->recvs[qp->head++ & qp->mask].wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0,
