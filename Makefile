@@ -47,7 +47,7 @@ soak: $(VENV)/developed ## 200 peers do to one server what they can, for two min
 comma := ,
 empty :=
 space := $(empty) $(empty)
-PURE_MODULES := errors _homes enums/* _access _arena _args _auth _buddy _buffer _check _pages _resource \
+PURE_MODULES := errors _homes enums/* _access _arena _args _auth _buddy _buffer _check _pages _random _resource \
 	attr backoff endpoint gid grh _flow_members _private_data qp_fsm remote _frames wire \
 	_accelerator _dlpack _keeper
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))

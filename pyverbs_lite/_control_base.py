@@ -61,6 +61,10 @@ class ControlBase(ABC):
             ClosedError: another thread closed it.
         """
 
+    def send_now(self) -> bool:
+        """Send what can be sent without waiting; say whether that is all, so that ``flush`` has nothing left to do."""
+        return False
+
     @abstractmethod
     def close(self, linger: float = 0.0) -> None:
         """Close it; safe to call again.

@@ -19,6 +19,7 @@ __all__ = ["GidTables", "table_from_sysfs"]
 
 #: So many choices are remembered for one state of the table.
 _MOST_CHOICES = 64
+_FEW_ROWS = 8
 
 
 class GidTables(Resource):
@@ -32,6 +33,8 @@ class GidTables(Resource):
 
     def _forget_gids(self) -> None:
         """Know no rows yet."""
+        #: For how many rows there is room at first.
+        self._rows = _FEW_ROWS
         #: What the verb has said last, and which row of that was chosen for whom.
         self._chosen: tuple[bytes, dict[object, GidEntry]] = b"", {}
 
@@ -88,9 +91,15 @@ class GidTables(Resource):
 
     def _query_gids(self) -> tuple[CData, int]:
         """Ask for the rows of all ports: the verb lists them at once."""
-        room = sum([self._port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1)])
-        rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
-        return rows, check_neg("ibv_query_gid_table", lib.ibv_query_gid_table(self._handle, rows, room, 0))
+        # A table has many rows more than are in use: first with room for some more than there were.
+        rows, room = ffi.new("struct ibv_gid_entry[]", self._rows), self._rows
+        found = lib.ibv_query_gid_table(self._handle, rows, room, 0)
+        if found < 0:
+            room = sum([self._port(n).gid_tbl_len for n in range(1, self.query_device().phys_port_cnt + 1)])
+            rows = ffi.new("struct ibv_gid_entry[]", max(room, 1))
+            found = check_neg("ibv_query_gid_table", lib.ibv_query_gid_table(self._handle, rows, room, 0))
+            self._rows = found + _FEW_ROWS
+        return rows, found
 
     @property
     def _sysfs(self) -> str:

@@ -48,6 +48,8 @@ _ALIGNED = 64
 #: Bytes of one staging cell: what is not longer is copied instead of registered.
 CELL = 4096
 _INLINE = 64 + HEADER
+#: How long a peer may take to read the goodbye, in seconds.
+_FAREWELL = 1.0
 #: How many states a QP has been in, once it is connected.
 _ALL_STATES = 4
 
@@ -358,13 +360,17 @@ class Link:
     def goodbye(self, deadline: Deadline) -> None:
         """Say goodbye, which withdraws every name as well."""
         if self.registry.fall_silent():
+            control = self.peer.control
             with suppress(HandshakeError, StateError):
-                self.peer.say(lambda channel: channel.goodbye())
-                self.peer.control.flush(deadline)
+                with control.lock:
+                    self.peer.say(lambda channel: channel.goodbye())
+                    said = control.send_now()
+                if not said:
+                    control.flush(deadline.sooner(_FAREWELL))
 
     def end(self, deadline: Deadline, why: ClosedError) -> None:
         """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
-        self.goodbye(deadline.sooner(1.0))
+        self.goodbye(deadline)
         self._part(deadline, why)
         if not (self.registry.regions_only and self.engine.rest(why)):
             self.engine.fail(why)

@@ -175,9 +175,11 @@ class Context(EventSource, DeviceQueries, GidTables, ContextFactories, QueueFact
 
         Verb: ibv_query_port
         """
-        self.check_port(port_num)
+        if type(port_num) is not int or port_num not in self._ports:
+            self.check_port(port_num)
         raw = ffi.new("struct ibv_port_attr *")
-        check_rc("ibv_query_port", lib.ibv_query_port(self._handle, port_num, raw))
+        if rc := lib.ibv_query_port(self._handle, port_num, raw):
+            check_rc("ibv_query_port", rc)
         said, known_ = bytes(ffi.buffer(raw)), self._ports.get(port_num)
         if known_ is None or known_[0] != said:  # to read it takes as long as to ask
             known_ = self._ports[port_num] = said, read_struct(PortAttr, raw)

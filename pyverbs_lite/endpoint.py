@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 
+from ._random import random_64
 from .enums import MTU, LinkLayer
 from .errors import HandshakeError
 from .remote import checked_int
@@ -32,8 +32,8 @@ _RANGES: dict[str, tuple[int, int, str]] = {
 
 
 def random_bits(bits: int) -> int:
-    """Return so many random bits, at most 64, that nobody can guess; ``secrets`` takes long to import."""
-    return int.from_bytes(os.urandom(8), "big") >> (64 - bits)
+    """Return so many random bits, at most 64, that nobody can guess."""
+    return random_64() >> (64 - bits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

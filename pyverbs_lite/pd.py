@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, cast
 
 from ._args import check_int
@@ -10,6 +9,7 @@ from ._buffer import Memory
 from ._check import check_ptr, check_rc
 from ._factories import PDFactories
 from ._pages import map_huge, map_pages
+from ._random import random_64
 from .device import Context
 from .enums import AccessFlags
 from .ffi import CData, lib
@@ -38,7 +38,7 @@ class PD(PDFactories):
     @property
     def domain(self) -> int:
         """64 random bits, never 0, that tell this protection domain from every other; a ``RemoteBuffer`` has them."""
-        found: int = self.__dict__.setdefault("_domain", int.from_bytes(os.urandom(8), "big") or 1)
+        found: int = self.__dict__.get("_domain") or self.__dict__.setdefault("_domain", random_64() or 1)
         return found
 
     def reg_mr(self, buffer: Memory, access: AccessFlags | None = None) -> MR:

@@ -25,6 +25,7 @@ LAYERS = {
     "_dlpack": 1,
     "_keeper": 1,
     "_pages": 1,
+    "_random": 1,
     "_check": 1,
     "_resource": 1,
     "enums": 1,
