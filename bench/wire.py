@@ -14,7 +14,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -145,9 +145,9 @@ def asynchronous(rounds: int, seconds: float) -> None:
             await end.close()
 
     message = bytes(64)
-    with asyncio.Runner() as runner, pairs(1, 64, device="rxe0") as made:
+    with closing(asyncio.new_event_loop()) as events, pairs(1, 64, device="rxe0") as made:
         left, right = made[0]
-        ends = runner.run(make())
+        ends = events.run_until_complete(make())
 
         def waited() -> None:
             left.send(message)
@@ -157,12 +157,12 @@ def asynchronous(rounds: int, seconds: float) -> None:
 
         cases: dict[str, Timed] = {
             "round trip 64: blocking": loop(waited),
-            "round trip 64: asyncio": lambda n: runner.run(turns(ends, n)),
+            "round trip 64: asyncio": lambda n: events.run_until_complete(turns(ends, n)),
         }
         try:
             report(cases, rounds * 4, seconds / 4)
         finally:
-            runner.run(close(ends))
+            events.run_until_complete(close(ends))
 
 
 def latencies(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...]) -> None:
@@ -332,8 +332,7 @@ def main() -> None:
     with ExitStack() as stack:
         peers = peer_workers(stack, "rxe0", own_gid_index("rxe0"))
         latency(floor, peers, options.rounds, options.seconds)
-        if sys.version_info >= (3, 11):  # asyncio.Runner
-            asynchronous(options.rounds, options.seconds)
+        asynchronous(options.rounds, options.seconds)
         lives(options.rounds, 25)
         bandwidth(floor, peers, options.rounds, options.seconds, GOAL_SIZES)
         if options.sizes:

@@ -574,7 +574,7 @@ class TestCancellation:
                         task = asyncio.create_task(pvl.aio.connect("127.0.0.1", port, timeout=60))
                         await asyncio.sleep(0.5)
                         await cancelled(task)
-                assert ticker.ticks >= 10
+                assert ticker.ticks >= 3
                 start = time.monotonic()
                 await waiting(lambda: not [t for t in threading.enumerate() if t.name.startswith("pyverbs_lite")])
                 assert time.monotonic() - start < 2
@@ -782,8 +782,7 @@ class TestSleeping:
                 assert len(timers) <= 1  # the sleep's own
                 assert time.process_time() - cpu < 0.1
                 async with Ticker() as ticker:
-                    await asyncio.sleep(0.5)
-                assert ticker.ticks >= 10
+                    await waiting(lambda: ticker.ticks >= 10)
                 await left.send(b"awake")
                 assert await receiving == b"awake"
 
