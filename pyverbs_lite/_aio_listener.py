@@ -64,7 +64,7 @@ class ListenerBase(ABC):
         settings, limit = inner._settings, deadline.sooner(inner._settings.timeout)
         if isinstance(inner, cm.Listener):
             request = inner._next(Deadline(0))
-            return lambda: connection.Connection(establish_accepting(request, settings, limit)), None
+            return lambda: connection.Connection(establish_accepting(request, settings, limit)), limit.end
         control = inner._next(Deadline(0))
         making = functools.partial(establish, control, settings, limit, accepting=True)
         return lambda: connection.Connection(making()), control.close

@@ -12,7 +12,7 @@ from typing_extensions import Self, Unpack
 from . import connection
 from ._aio_connection import Connection
 from ._aio_hub import HubReader
-from ._aio_thread import in_thread
+from ._aio_thread import in_thread, start_thread
 from ._args import Deadline
 from ._buffer import Memory
 from ._gate import Guest
@@ -159,9 +159,24 @@ class Server:
         task.add_done_callback(self._gone)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not self._tasks:
-            self._changed.set()
+        conn = self._tasks[task]
+        if conn.closed:
+            del self._tasks[task]
+            if not self._tasks:
+                self._changed.set()
+            return
+        # It was cancelled before its first step, so nothing of it has run.
+        inner, loop = self._started(), asyncio.get_running_loop()
+
+        def close() -> None:
+            close_quietly(conn._conn, 1.0)
+            inner._leave(conn)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._gone, task)
+
+        conn._watch.stop()
+        inner._ended(inner._open.get(conn, ""), None)
+        start_thread(close, "close")
 
     async def _handle(self, conn: Connection, peer: str) -> None:
         inner = self._started()

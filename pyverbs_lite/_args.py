@@ -78,6 +78,10 @@ class Deadline:
         self.seconds = seconds
         self._end = math.inf if seconds is None else time.monotonic() + seconds if seconds else -math.inf
 
+    def end(self) -> None:
+        """Let it be now: whoever waits with it, in another thread, finds that no time is left."""
+        self.seconds, self._end = 0.0, -math.inf
+
     @property
     def left(self) -> float:
         """Seconds left, never negative; ``inf`` without a limit."""

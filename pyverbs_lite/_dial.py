@@ -62,6 +62,7 @@ class Attempt:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._control: Control | None = None
+        self._deadline: Deadline | None = None
         self._aborted = threading.Event()
 
     def began(self, control: Control) -> None:
@@ -71,6 +72,14 @@ class Attempt:
             aborted = self._aborted.is_set()
         if aborted:
             control.close()
+
+    def limited(self, deadline: Deadline) -> Deadline:
+        """Return the deadline of what is about to be done, which ends if an end is put to this."""
+        with self._lock:
+            self._deadline = deadline
+        if self._aborted.is_set():
+            deadline.end()
+        return deadline
 
     def pause(self, seconds: float) -> None:
         """Sleep.
@@ -85,7 +94,9 @@ class Attempt:
         """Put an end to it."""
         with self._lock:
             self._aborted.set()
-            control = self._control
+            control, deadline = self._control, self._deadline
+        if deadline is not None:
+            deadline.end()
         if control is not None:
             control.close()
 
@@ -121,12 +132,13 @@ class Dial:
             As one attempt, for what will not pass.
         """
         backoff, settings = self.settings.reconnect, self.settings
+        attempt = attempt or Attempt()
         if backoff is None:
-            return self.once(self, attempt, Deadline(settings.timeout))
-        attempt, total = attempt or Attempt(), Deadline(backoff.total)
+            return self.once(self, attempt, attempt.limited(Deadline(settings.timeout)))
+        total = Deadline(backoff.total)
         for number, pause in enumerate(backoff.pauses(), 1):
             try:
-                return self.once(self, attempt, total.sooner(settings.timeout))
+                return self.once(self, attempt, attempt.limited(total.sooner(settings.timeout)))
             except OSError as error:
                 if not passes(error):
                     raise

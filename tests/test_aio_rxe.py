@@ -24,7 +24,7 @@ import uvloop
 from support import descriptors, in_thread, settle_threads
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _aio_watch, aio
+from pyverbs_lite import _aio_listener, _aio_watch, aio
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma
@@ -579,6 +579,31 @@ class TestCancellation:
                 await waiting(lambda: not [t for t in threading.enumerate() if t.name.startswith("pyverbs_lite")])
                 assert time.monotonic() - start < 2
 
+        run(main())
+
+    def test_through_the_connection_manager_it_ends_soon_too(self, run, monkeypatch):
+        def wait(request: pvl.CMID, settings: object, limit: Any) -> None:
+            while not limit.expired:
+                time.sleep(0.01)
+            request.close()
+            raise pvl.HandshakeTimeout("given up")
+
+        def making() -> list[str]:
+            return [thread.name for thread in threading.enumerate() if thread.name.startswith("pyverbs_lite")]
+
+        async def main():
+            async with pvl.aio.cm_listen("192.0.2.1", 0, timeout=60) as listener:
+                for accepts in (False, True):
+                    tasks = [asyncio.create_task(pvl.aio.cm_connect("192.0.2.1", listener.port, timeout=60))]
+                    if accepts:
+                        tasks.append(asyncio.create_task(listener.accept()))
+                    await waiting(lambda: len(making()) == len(tasks))  # noqa: B023
+                    await asyncio.sleep(0.05)
+                    for task in tasks:
+                        await cancelled(task)
+                    await waiting(lambda: not making(), 20)
+
+        monkeypatch.setattr(_aio_listener, "establish_accepting", wait)
         run(main())
 
     def test_a_connect_cancelled_at_any_moment_leaves_nothing(self, run):

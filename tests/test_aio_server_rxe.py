@@ -254,6 +254,29 @@ def test_a_handler_may_stop_the_server(no_leaks: None) -> None:
     run(main)
 
 
+def test_a_task_that_is_cancelled_before_it_begins_leaves_no_connection(no_leaks: None) -> None:
+    async def main() -> None:
+        async with aio.Server(HERE, 0, echo, **SMALL, max_connections=1) as server:
+            arrived = server._arrived
+
+            def cancel_at_once(conn: pvl.Connection, peer: str) -> None:
+                arrived(conn, peer)
+                (task,) = server._tasks
+                task.cancel()
+
+            server._arrived = cancel_at_once  # type: ignore[method-assign]
+            async with connect(server) as peer:
+                with pytest.raises(pvl.PeerClosedError):
+                    await peer.recv()
+            await until(lambda: not server._tasks)
+            del server._arrived
+            assert (server.stats.open, server.stats.handler_errors) == (0, 0)
+            async with connect(server) as peer:  # its place is free
+                assert await ask(peer, b"next") == b"NEXT"
+
+    run(main)
+
+
 def test_serving_may_be_cancelled(no_leaks: None) -> None:
     async def main() -> None:
         async with aio.Server(HERE, 0, echo, **SMALL) as server:

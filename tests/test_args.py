@@ -73,6 +73,15 @@ def test_the_sooner_of_two_deadlines():
     assert 59 < deadline.at_most(1000) <= 60
 
 
+@pytest.mark.parametrize("seconds", [None, 60, 0])
+def test_another_thread_may_end_a_deadline(seconds: float | None):
+    deadline = Deadline(seconds)
+    deadline.end()
+    assert deadline.expired
+    assert (deadline.left, deadline.at_most(5)) == (0.0, 0.0)
+    assert deadline.sooner(3) is deadline
+
+
 def test_a_deadline_comes_with_its_first_slice():
     for seconds, slice_ns in (
         (60, 100_000_000),
