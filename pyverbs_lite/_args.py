@@ -10,7 +10,7 @@ from enum import Enum, IntFlag
 from numbers import Real
 from typing import SupportsIndex, TypeVar
 
-__all__ = ["Deadline", "check_flags", "check_int", "check_seconds"]
+__all__ = ["Deadline", "LateDeadline", "check_flags", "check_int", "check_seconds"]
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
@@ -108,3 +108,19 @@ class Deadline:
         """Return the earlier of this deadline and one ``seconds`` from now."""
         other = Deadline(seconds)
         return other if other._end < self._end else self
+
+
+class LateDeadline(Deadline):
+    """A deadline that begins at the first look at it: for what hardly ever waits, and then need not read the clock."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = None if seconds is None else check_seconds(seconds)
+        self._begun: Deadline | None = None
+
+    @property
+    def _end(self) -> float:  # type: ignore[override]
+        if self._begun is None:
+            self._begun = Deadline(self.seconds)
+        return self._begun._end

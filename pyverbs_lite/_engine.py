@@ -111,7 +111,7 @@ class Engine(Resource):
         self.inbox = Inbox(self)
         # Reentrant, for a signal handler may use the connection that it interrupted.
         self._failing = threading.RLock()
-        self._flush_limit = Deadline(None)
+        self._flushed_by: Deadline | None = None
         self.foreign = False  # a forked child's copy
         self.failure: VerbsError | None = None
         # The memory of the table is freed by ffi.gc, when no thread can be in it any more.
@@ -594,11 +594,10 @@ class Engine(Resource):
             return
         with self._failing:
             if self.failure is None:
-                self._flush_limit = Deadline(self._flush_time)
                 self.failure = error
                 self._c.over = 1
                 if not self.stop_qp():
-                    self._flush_limit = Deadline(0)
+                    self._flushed_by = Deadline(0)
                 if self.hub is not None:
                     lib.pvl_nudge(self._c)
 
@@ -613,6 +612,13 @@ class Engine(Resource):
         self._qp._moved(QPState.RESET)
         self.rested = True
         return True
+
+    @property
+    def _flush_limit(self) -> Deadline:
+        """Until when whoever waits goes on to, after a failure; time counts from the first look."""
+        if self._flushed_by is None:
+            self._flushed_by = Deadline(self._flush_time)
+        return self._flushed_by
 
     def stop_qp(self) -> bool:
         """Move the QP to ERR, which flushes every request.
@@ -649,14 +655,12 @@ class Engine(Resource):
 
     def drain(self, deadline: Deadline) -> bool:
         """Wait until nothing is in flight, receives included; say whether that came in time."""
-        rc = 1
-        while rc > 0:
-            rc = lib.pvl_progress(self._c, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, self._slice(deadline))
-            if rc > 0 and deadline.expired:
-                break
-            if rc > 0 and rc & lib.PVL_WOKE_PEER:
+        wait = 0  # most often all of it is there
+        while (rc := lib.pvl_progress(self._c, lib.PVL_UNTIL_IDLE, ffi.NULL, 0, wait)) > 0 and not deadline.expired:
+            if rc & lib.PVL_WOKE_PEER:
                 self._c.peer_fd = -1  # nobody listens to the peer from here on
-        return rc == 0
+            wait = self._slice(deadline)
+        return bool(rc == 0)
 
     @property
     def in_flight(self) -> int:

@@ -35,7 +35,6 @@ class FramedEngine(Engine):
         """Record why the connection is over, as ``fail`` does, but let what is in flight go on."""
         with self._failing:
             if self.failure is None:
-                self._flush_limit = Deadline(self._flush_time)
                 self.failure = why
                 self._c.over = 1
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from typing_extensions import Self, Unpack
 
-from ._args import Deadline
+from ._args import Deadline, LateDeadline
 from ._buffer import Memory
 from ._dial import Attempt, Dial, over_tcp
 from ._lent import LentMessage
@@ -347,7 +347,7 @@ class Connection(Receiver, Many):
         Whoever waits in another thread gets ``ClosedError``; whoever waits on the peer's side gets ``PeerClosedError``
         once it has taken what had arrived.
         """
-        limit = Deadline(timeout)
+        limit = LateDeadline(timeout)
         if self._engine.foreign:  # a forked child: everything belongs to the parent, but for the descriptor
             self._closed = True
             self._finalizer.detach()

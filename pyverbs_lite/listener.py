@@ -70,22 +70,23 @@ class Listener:
     def _next(self, deadline: Deadline) -> Control:
         """Wait for somebody to connect; several threads may."""
         while (fd := self.fileno()) >= 0:
-            # The socket never blocks, so that each thread has its own deadline, and a client that is gone again holds
-            # up nobody. In slices, because the descriptor of a socket that was closed may soon be another file's.
-            poller = select.poll()
-            poller.register(fd, select.POLLIN)
-            poller.poll(int(deadline.at_most(_SLICE) * 1000) + 1)
             try:
                 return Control.accepted(self._socket, self._settings, self._own_address)
             except PeerClosedError:
                 raise
             except (BlockingIOError, ConnectionAbortedError):
-                if deadline.expired and not self.closed:
-                    raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept") from None
+                pass
             except OSError:
                 if not self._closing:
                     raise
                 break
+            if not (left := deadline.left) and not self.closed:
+                raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept")
+            # The socket never blocks, so that each thread has its own deadline, and a client that is gone again holds
+            # up nobody. In slices, because the descriptor of a socket that was closed may soon be another file's.
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(int(min(left, _SLICE) * 1000) + 1)
         raise ClosedError(f"{self!r} cannot accept")
 
     @property

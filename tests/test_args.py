@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._args import Deadline, check_int
+from pyverbs_lite import _args
+from pyverbs_lite._args import Deadline, LateDeadline, check_int
 
 
 @pytest.mark.parametrize("value", [3, 7, np.int64(5), np.uint8(4)])
@@ -102,3 +104,30 @@ def test_time_left_is_never_negative():
         time.sleep(0.0005)
     assert deadline.left == 0.0
     assert deadline.at_most(5) == 0.0
+
+
+def test_a_late_deadline_begins_at_the_first_look(monkeypatch):
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=now.pop)  # one look is one number, and no more
+    monkeypatch.setattr(_args, "time", clock)
+    deadline = LateDeadline(5)
+    now[:] = [200.0, 200.0]  # it begins, and is looked at
+    assert deadline.left == 5
+    now[:] = [203.0]
+    assert deadline.left == 2
+    now[:] = [204.0]
+    assert deadline.at_most(3) == 1
+    now[:] = [205.0]
+    assert deadline.expired
+    now[:] = [210.0]
+    assert deadline.sooner(60) is deadline
+    assert now == []
+
+
+def test_a_late_deadline_is_checked_at_once():
+    assert LateDeadline(None).left == math.inf
+    assert LateDeadline(0).expired
+    with pytest.raises(ValueError, match="must not be negative"):
+        LateDeadline(-1)
+    with pytest.raises(TypeError, match="timeout must be a number of seconds or None"):
+        LateDeadline("1")

@@ -16,7 +16,8 @@ import pyverbs_lite as pvl
 from pyverbs_lite import _control, _control_base
 from pyverbs_lite._args import Deadline
 from pyverbs_lite._control import Control, Peer
-from pyverbs_lite._tcp import address_text, bind_tcp, connect_tcp
+from pyverbs_lite._settings import Settings
+from pyverbs_lite._tcp import address_text, bind_tcp, connect_tcp, own_address, tune
 from pyverbs_lite.wire import HelloReceived, ReadyReceived
 
 LEFT = endpoint(0x11)
@@ -419,3 +420,49 @@ def test_every_address_of_a_name_is_tried(monkeypatch):
         sock, address = connect_tcp("several", 1, in_time())
         with sock:
             assert sock.getpeername() == address == ("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "own"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", ""), ("", "")])
+@pytest.mark.parametrize("keep_alive", [9.0, None])
+def test_what_a_tuned_socket_accepts_has_all_that_it_needs(host, own, keep_alive):
+    with bind_tcp(host, 0, 5) as listening:
+        tune(listening, keep_alive)
+        assert own_address(listening) == own
+        near, address = connect_tcp("127.0.0.1", listening.getsockname()[1], in_time())
+        settings = Settings(keep_alive=keep_alive)
+        left, right = Control.of(near, settings, address=address), Control.accepted(listening, settings, own)
+    tcp = socket.IPPROTO_TCP
+    wanted = [9, 4, 1, 9000] if keep_alive else [0, None, None, 0]
+    for control in (left, right):
+        options = [
+            control.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) and 9,
+            *(control.socket.getsockopt(tcp, option) for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)),
+            control.socket.getsockopt(tcp, socket.TCP_USER_TIMEOUT),
+        ]
+        assert [value for value, want in zip(options, wanted, strict=True) if want is not None] == [
+            want for want in wanted if want is not None
+        ]
+        assert control.socket.getsockopt(tcp, socket.TCP_NODELAY)
+        assert control.local_address.endswith("127.0.0.1")
+    assert left.peer == f"127.0.0.1 port {right.socket.getsockname()[1]}"
+    assert right.peer.endswith(f"127.0.0.1 port {near.getsockname()[1]}")
+    assert right._read() is None  # it does not block
+    left.close()
+    right.close()
+    left.close()
+
+
+def test_an_answer_of_tcp_is_awaited_no_longer_than_there_is_time():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port, waiting = server.getsockname()[1], []
+        try:
+            start = time.monotonic()
+            with pytest.raises(
+                pvl.HandshakeTimeout, match=rf"no TCP answer from 127\.0\.0\.1 port {port} within 0\.2 s"
+            ):
+                for _ in range(10):  # the queue is full soon, and nobody takes any
+                    waiting.append(connect_tcp("127.0.0.1", port, in_time(0.2))[0])
+            assert 0.2 <= time.monotonic() - start < 3
+        finally:
+            for sock in waiting:
+                sock.close()

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 import pickle
 import re
 from dataclasses import FrozenInstanceError, dataclass, replace
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyverbs_lite.endpoint import Endpoint, negotiate
+from pyverbs_lite.endpoint import Endpoint, negotiate, random_bits
 from pyverbs_lite.enums import MTU, AccessFlags, LinkLayer
 from pyverbs_lite.errors import HandshakeError, StateError
 from pyverbs_lite.remote import RemoteBuffer, checked_int, slice_range
@@ -344,6 +345,23 @@ def test_infiniband_needs_a_unicast_lid_and_no_gid(lid, good):
 def test_nonces_differ_by_themselves():
     fields = {name: getattr(LEFT, name) for name in LEFT.__slots__ if name != "nonce"}
     assert Endpoint(**fields).nonce != Endpoint(**fields).nonce
+
+
+def test_random_numbers_are_no_two_the_same_and_a_forked_child_draws_its_own():
+    numbers = [random_bits(64) for _ in range(500)]
+    assert len(set(numbers)) == 500
+    assert max(random_bits(24) for _ in range(100)) < 1 << 24
+    # Bits that never change, or always do, would show in so many: each is 1 in about half of them.
+    assert all(150 < sum(number >> bit & 1 for number in numbers) < 350 for bit in range(64))
+    random_bits(64)  # some more are there now
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(writing, random_bits(64).to_bytes(8, "big"))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reading, 8) != random_bits(64).to_bytes(8, "big")
+    os.close(reading)
+    os.close(writing)
 
 
 def test_both_sides_negotiate_the_same():

@@ -188,8 +188,11 @@ def test_the_page_has_the_constants_of_the_code():
 def test_the_bytes_are_the_documented_ones():
     channel = Channel()
     assert channel.data_to_send() == b""
+    assert not channel.has_data  # a preface alone is not worth a packet
     channel.hello(ENDPOINT)
+    assert channel.has_data
     assert channel.data_to_send() == HELLO
+    assert not channel.has_data
     channel.domain(0xD1D2D3D4D5D6D7D8)
     assert channel.data_to_send() == frame(9, DOMAIN_PAYLOAD, flags=1)
     channel.buffer(KV)
