@@ -86,7 +86,7 @@ class FramedEngine(Engine):
         c, framing, found = self._c, self._c.framing, []
         while framing.control_arrived != framing.control_taken:
             index = framing.control_taken
-            raw = framing.control[index % c.recv_slots]
+            raw = framing.control[index & c.ring_mask]
             found.append(bytes(self._receives.view(raw.slot, HEADER, raw.byte_len)))
             if rc := lib.pvl_take_control(c, index):
                 raise os_error("ibv_post_recv", rc)

@@ -100,6 +100,7 @@ class Reregistration(Resource):
         if pinned is not None:  # held even if an interrupt comes right after the verb
             self._destroy.pinned.append(pinned)
         ffi.errno = 0
+        self._c.here = 0  # until it is settled, short messages are not copied out of it here
         # The verb takes no flags that it is not told to change.
         told = access if changes[ReregMRFlags.CHANGE_ACCESS] else 0
         rc = lib.ibv_rereg_mr(handle, flags, raw_pd, address, length, told)
@@ -170,6 +171,8 @@ class Reregistration(Resource):
             if old is not None:
                 self._destroy.pinned.remove(old)
                 old.release()
+        if self._pinned is not None:
+            self._c.here = self._pinned.addr
         if pd is not None and pd is not self.pd:
             self._attach(pd)
             self._detach(self.pd)

@@ -25,8 +25,8 @@ C = ROOT / "tests" / "c"
 #: Instructions of one operation in C on the null provider, beyond those of a write in plain C, which are about 300.
 #: "list" and "again list" are one entry of 64, and compared with nothing.
 INSTRUCTIONS = {
-    "move": 275,
-    "write": 290,
+    "move": 265,
+    "write": 275,
     "again": 295,
     "copy": 280,
     "send": 560,

@@ -244,6 +244,41 @@ static void arrive(uint8_t kind, uint32_t imm, const void *data, uint32_t length
     pthread_mutex_unlock(&fake.lock);
 }
 
+static int last_sges(void)
+{
+    return fake.sges[(fake.sent_tail - 1) % FAKE_ROOM];
+}
+
+/* Of memory that this process sees, short messages go behind their header; what is refused has used and told nothing. */
+static void short_messages_take_one_sge(void)
+{
+    struct pvl_memory *held = pvl_memory_new(&domain, 4096, 3, IBV_ACCESS_LOCAL_WRITE); /* that is no address here */
+    struct pvl_framing before;
+    const char *cell = cells + (size_t)(SLOTS - 1) * SIZE + PVL_HEADER_BYTES;
+
+    fake.at_once = 1;
+    memcpy(memory + 7, "short", 5);
+    held->here = (uintptr_t)memory;
+    assert(pvl_send(&op, held, 7, 5, MS) == 0 && last_sges() == 1 && memcmp(cell, "short", 5) == 0);
+    assert(pvl_move(engine, &op, IBV_WR_SEND_WITH_IMM, held, 7, 5, 0, 0, 9, MS) == 0 && last_sges() == 1);
+    assert(pvl_send(&op, held, 7, 0, MS) == 0 && last_sges() == 1);
+    fake.refuse_send = ENOMEM;
+    before = engine->framing;
+    assert(pvl_send(&op, held, 7, 5, MS) == ENOMEM && memcmp(&before, &engine->framing, sizeof(before)) == 0);
+    fake.refuse_send = 0;
+    fake.at_once = 0;
+    held->addr = (uintptr_t)memory; /* the fake looks at what is sent */
+    assert(pvl_send(&op, held, 0, PVL_SHORT + 1, 0) == PVL_PENDING && last_sges() == 2);
+    deliver(1, IBV_WC_SUCCESS);
+    op.busy = 0;
+    held->here = 0;
+    assert(pvl_send(&op, held, 0, 5, 0) == PVL_PENDING && last_sges() == 2);
+    deliver(1, IBV_WC_SUCCESS);
+    pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, MS);
+    assert(pvl_memory_used(held) == 0);
+    pvl_memory_put(held);
+}
+
 static void messages_are_taken_in_order_and_once(void)
 {
     struct pvl_box *box = calloc(1, sizeof(*box) + ROOM);
@@ -826,6 +861,7 @@ static const struct {
     TEST(the_short_way_is_for_one_caller_at_a_time),
     TEST(the_short_way_refuses_what_it_is_not_for),
     TEST(results_of_reads_and_atomics),
+    TEST(short_messages_take_one_sge),
     TEST(messages_are_taken_in_order_and_once),
     TEST(a_list_goes_through_a_shallow_queue),
     TEST(neighbours_travel_as_one_and_long_ones_are_cut),

@@ -28,6 +28,7 @@ static struct {
     struct ibv_qp qp;
     struct ibv_wc sent[FAKE_ROOM]; /* what was posted and is not complete; wc_flags: whether it is signalled */
     uint32_t lengths[FAKE_ROOM];   /* of each post, ever */
+    char sges[FAKE_ROOM];          /* how many each had */
     unsigned int sent_head, sent_tail;
     struct ibv_wc done[FAKE_ROOM];
     unsigned int done_head, done_tail;
@@ -93,6 +94,7 @@ static int fake_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_
                 (void)byte[0], (void)byte[wr->sg_list[i].length - 1];
         }
         fake.lengths[fake.sent_tail % FAKE_ROOM] = length;
+        fake.sges[fake.sent_tail % FAKE_ROOM] = (char)wr->num_sge;
         fake.sent[fake.sent_tail++ % FAKE_ROOM] = (struct ibv_wc){
             .wr_id = wr->wr_id, .wc_flags = !!(wr->send_flags & IBV_SEND_SIGNALED),
         };

@@ -64,6 +64,7 @@ struct pvl_op {
 };
 struct pvl_memory {
     uint64_t addr;
+    uint64_t here;
     uint32_t lkey;
     uint32_t changes;
     struct ibv_pd *pd;
@@ -189,6 +190,7 @@ struct pvl_engine {
     uint32_t recv_slots;
     uint32_t recv_posted;
     int in_order;
+    uint32_t ring_mask;
     struct pvl_arrival *arrivals;
     uint64_t arrived;
     uint64_t taken;

@@ -140,7 +140,7 @@ static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arri
     engine->stats.recvs++;
     if (arrival->opcode == IBV_WC_RECV)
         engine->stats.recv_bytes += arrival->byte_len;
-    engine->arrivals[engine->arrived % engine->recv_slots] = *arrival;
+    engine->arrivals[engine->arrived & engine->ring_mask] = *arrival;
     __atomic_store_n(&engine->arrived, engine->arrived + 1, __ATOMIC_RELEASE);
 }
 
@@ -174,7 +174,7 @@ static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_
             pvl_refuse(engine, slot);
             break;
         }
-        framing->control[framing->control_arrived % engine->recv_slots] = arrival;
+        framing->control[framing->control_arrived & engine->ring_mask] = arrival;
         __atomic_store_n(&framing->control_arrived, framing->control_arrived + 1, __ATOMIC_RELEASE);
         break;
     case PVL_CREDIT:
@@ -193,7 +193,7 @@ static int pvl_take_control(struct pvl_engine *engine, uint64_t index)
 
     pthread_mutex_lock(&engine->lock);
     if (framing->control_taken == index && framing->control_taken != framing->control_arrived) {
-        uint32_t slot = framing->control[index % engine->recv_slots].slot;
+        uint32_t slot = framing->control[index & engine->ring_mask].slot;
 
         framing->control_taken++;
         rc = pvl_repost(engine, slot, PVL_CONTROL);

@@ -59,6 +59,7 @@ struct pvl_memory {
     uint32_t lkey;
     uint32_t changes; /* how often it was registered anew */
     uint64_t addr;    /* as SGEs name it */
+    uint64_t here;    /* as this process sees it; 0: it does not */
     struct ibv_pd *pd;
     uint32_t access;
 };
@@ -199,7 +200,8 @@ struct pvl_engine {
     uint32_t recv_posted; /* now; of a pool not 0 as long as there may be messages in the CQ */
     uint32_t share;       /* of a pool */
     int in_order;         /* the peer has said goodbye, so it was not in the middle of a message */
-    struct pvl_arrival *arrivals; /* a ring of recv_slots entries */
+    uint32_t ring_mask;           /* the rings of what has arrived have one entry more, and at least recv_slots */
+    struct pvl_arrival *arrivals; /* a ring */
     uint64_t arrived;             /* how many came in, ever */
     uint64_t taken;               /* how many Python has taken, ever */
     uint32_t reserved;            /* what arrives is another's first, as Python knows: pvl_recv() takes nothing */
@@ -312,8 +314,10 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
     pthread_condattr_destroy(&monotonic);
     engine->slots = calloc(send_slots, sizeof(*engine->slots));
     engine->free = calloc(send_slots, sizeof(*engine->free));
-    engine->arrivals = calloc(recv_slots, sizeof(*engine->arrivals));
-    engine->framing.control = calloc(recv_slots, sizeof(*engine->framing.control));
+    while (engine->ring_mask + 1 < recv_slots)
+        engine->ring_mask = 2 * engine->ring_mask + 1;
+    engine->arrivals = calloc((size_t)engine->ring_mask + 1, sizeof(*engine->arrivals));
+    engine->framing.control = calloc((size_t)engine->ring_mask + 1, sizeof(*engine->framing.control));
     if (!engine->slots || !engine->free || !engine->arrivals || !engine->framing.control) {
         pvl_engine_free(engine);
         errno = ENOMEM;
@@ -377,7 +381,7 @@ static int pvl_lend(struct pvl_engine *engine, struct pvl_loan *loan, int counte
         rc = ENOBUFS;
     } else {
         loan->number = engine->taken;
-        loan->arrival = engine->arrivals[engine->taken++ % engine->recv_slots];
+        loan->arrival = engine->arrivals[engine->taken++ & engine->ring_mask];
         loan->counted = counted;
         loan->lent = 1;
         engine->lent += counted;
@@ -641,19 +645,27 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
     return rc;
 }
 
+/* So many bytes are copied in less time than a second SGE takes. */
+#define PVL_SHORT 512
+
+/* Whether a request has a header, and registered memory is copied into the cell behind it, so that one SGE is enough. */
+static int pvl_beside(const struct pvl_engine *engine, const struct pvl_memory *memory, const struct pvl_ask *ask)
+{
+    return (ask->opcode == IBV_WR_SEND || ask->opcode == IBV_WR_SEND_WITH_IMM) && ask->length <= PVL_SHORT &&
+           sizeof(struct pvl_header) + ask->length <= engine->cell_size && memory->here &&
+           memory->lkey == ask->lkey; /* else it was registered anew in between */
+}
+
 /* What pvl_post() does; under the lock. */
 static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory,
                            const struct pvl_ask *ask)
 {
     int opcode = ask->opcode, kind = pvl_kind(opcode);
-    struct ibv_sge sge[2] = {{.addr = ask->addr, .length = ask->length, .lkey = ask->lkey}};
-    struct pvl_framing before;
-    struct ibv_send_wr wr = {
-        .sg_list = sge,
-        .num_sge = ask->length ? 1 : 0, /* no SGE at all is the portable zero-length request */
-        .opcode = opcode,
-        .send_flags = IBV_SEND_SIGNALED,
-    };
+    struct pvl_told before;
+    const void *source = ask->source;
+    int staged = ask->staged;
+    struct ibv_sge sge[2];
+    struct ibv_send_wr wr; /* not set to nothing as a whole: most of it is for requests of other kinds, and it is large */
     /* Where there are no immediates, a message after the write brings it; the two end together. */
     uint32_t notices = engine->framing.no_imm && opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     struct ibv_sge note_sge[2];
@@ -671,6 +683,20 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         return PVL_NO_CREDIT;
     if (memory && pvl_memory_get(memory))
         return PVL_CLOSED;
+    if (kind) {
+        before = pvl_told(&engine->framing);
+        if (memory && pvl_beside(engine, memory, ask)) {
+            source = (const void *)(uintptr_t)(memory->here + (ask->addr - memory->addr));
+            staged = 1;
+        }
+    }
+    sge[0] = (struct ibv_sge){.addr = ask->addr, .length = ask->length, .lkey = ask->lkey};
+    wr.next = NULL;
+    wr.sg_list = sge;
+    wr.num_sge = ask->length ? 1 : 0; /* no SGE at all is the portable zero-length request */
+    wr.opcode = opcode;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.imm_data = htonl(ask->imm);
     if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
         wr.wr.atomic.remote_addr = ask->remote_addr;
         wr.wr.atomic.rkey = ask->rkey;
@@ -679,23 +705,20 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
     } else {
         wr.wr.rdma.remote_addr = ask->remote_addr;
         wr.wr.rdma.rkey = ask->rkey;
-        wr.imm_data = htonl(ask->imm);
     }
     slot = engine->free[engine->free_count - 1];
     wr.wr_id = pvl_wr_id(slot, 0);
-    if (ask->staged && ask->source && ask->length && ask->length <= engine->max_inline && !kind) {
+    if (staged && source && ask->length && ask->length <= engine->max_inline && !kind) {
         wr.send_flags |= IBV_SEND_INLINE;
-        sge[0].addr = (uintptr_t)ask->source;
-    } else if (ask->staged) {
-        uint32_t skip = kind && ask->source ? sizeof(struct pvl_header) : 0;
+        sge[0].addr = (uintptr_t)source;
+    } else if (staged) {
+        uint32_t skip = kind && source ? sizeof(struct pvl_header) : 0;
 
         sge[0].addr = engine->cell_addr + (uint64_t)slot * engine->cell_size + skip;
         sge[0].lkey = engine->cell_lkey;
-        if (ask->source)
-            memcpy((void *)(uintptr_t)sge[0].addr, ask->source, ask->length);
+        if (source)
+            memcpy((void *)(uintptr_t)sge[0].addr, source, ask->length);
     }
-    if (kind)
-        before = engine->framing;
     if (notices) {
         note = (struct ibv_send_wr){.wr_id = wr.wr_id, .sg_list = note_sge, .send_flags = IBV_SEND_SIGNALED};
         pvl_dress(engine, slot, &note, note_sge, PVL_WR_NOTICE, 1, ask->imm, ask->length);
@@ -704,12 +727,12 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         wr.wr_id |= PVL_QUIET;
         wr.next = &note;
     } else if (kind) {
-        pvl_dress(engine, slot, &wr, sge, opcode, ask->staged, ask->imm, ask->length);
+        pvl_dress(engine, slot, &wr, sge, opcode, staged, ask->imm, ask->length);
     }
     rc = ibv_post_send(engine->qp, &wr, &bad);
     if (rc) {
         if (kind)
-            engine->framing = before; /* it was not sent, so it uses nothing and tells nothing */
+            pvl_untell(&engine->framing, before); /* it was not sent, so it uses nothing and tells nothing */
         if (!notices || bad != &note) {
             if (memory)
                 pvl_memory_put(memory);
@@ -717,7 +740,7 @@ static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct 
         }
     }
     taken = (struct pvl_slot){
-        .op = op, .memory = memory, .length = ask->length, .opcode = opcode, .staged = ask->staged,
+        .op = op, .memory = memory, .length = ask->length, .opcode = opcode, .staged = staged,
         .count = rc ? 1 : 1 + notices, .cut = rc != 0, /* a write whose notice was refused is cut from it */
     };
     pvl_occupy(engine, &taken);
@@ -985,7 +1008,7 @@ static int pvl_again(struct pvl_prepared *prepared)
 /* Copy the oldest message into a box, and post its slot again; under the lock. Returns as pvl_recv_within() does. */
 static int pvl_unpack(struct pvl_engine *engine, struct pvl_box *box)
 {
-    const struct pvl_arrival *arrival = &engine->arrivals[engine->taken % engine->recv_slots];
+    const struct pvl_arrival *arrival = &engine->arrivals[engine->taken & engine->ring_mask];
     uint32_t slot = arrival->slot, length = arrival->opcode == IBV_WC_RECV ? arrival->byte_len : 0;
 
     if (length > box->room)
@@ -1117,7 +1140,7 @@ static void pvl_stop(struct pvl_engine *engine)
                 if (engine->wc[i].wr_id & PVL_RECV)
                     pvl_post_slot(engine->receives, (uint32_t)engine->wc[i].wr_id);
         while (engine->taken != engine->arrived)
-            pvl_post_slot(engine->receives, engine->arrivals[engine->taken++ % engine->recv_slots].slot);
+            pvl_post_slot(engine->receives, engine->arrivals[engine->taken++ & engine->ring_mask].slot);
         pvl_pool_leave(engine->receives, engine->share, engine->in_order);
         engine->share = 0;
     }

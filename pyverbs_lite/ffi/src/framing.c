@@ -75,6 +75,25 @@ static int pvl_has_credit(const struct pvl_framing *framing, int kind)
     return (int32_t)(framing->granted - framing->sent) > 0;
 }
 
+/* What posting a message changes, to be undone where it is refused. */
+struct pvl_told {
+    uint32_t sent, told;
+    uint16_t control_sent, control_told;
+};
+
+static struct pvl_told pvl_told(const struct pvl_framing *framing)
+{
+    return (struct pvl_told){framing->sent, framing->told, framing->control_sent, framing->control_told};
+}
+
+static void pvl_untell(struct pvl_framing *framing, struct pvl_told before)
+{
+    framing->sent = before.sent;
+    framing->told = before.told;
+    framing->control_sent = before.control_sent;
+    framing->control_told = before.control_told;
+}
+
 /* Write the header of a message that is posted next, and count the receive that it uses. */
 static void pvl_frame(struct pvl_framing *framing, void *cell, int kind, int has_imm, uint32_t imm, uint32_t length)
 {
