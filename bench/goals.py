@@ -157,12 +157,19 @@ ROWS = (
         for count, said in _BATCHES
     ),
     Row(
-        "two-sided: recv + repost + send, layer only",
+        "two-sided: recv + repost + prepared send, layer only",
         "pvl: two-sided",
         "pvl: two-sided",
         "alone",
         800,
         beside=_peers("two-sided"),
+    ),
+    Row(
+        "the same through `Connection.send` of a registered slice",
+        "pvl: two-sided send",
+        "pvl: two-sided send",
+        "alone",
+        800,
     ),
     *_one_write("spinning", "yield"),
     *_one_write("events", "events"),
@@ -170,14 +177,20 @@ ROWS = (
     *_bandwidth("read", 1 << 16, "64 KiB"),
     *_bandwidth("write", 1 << 20, "1 MiB"),
     *_bandwidth("read", 1 << 20, "1 MiB"),
-    Row(
-        "64 B ping-pong on rxe, waiting on events",
-        "ping-pong 64 events: pvl",
-        "ping-pong 64 events: c",
-        "ratio",
-        1.05,
-        unit="µs",
-        scale=1000,
+    *(
+        Row(
+            f"64 B ping-pong on rxe, {what}",
+            f"ping-pong 64 events: {own}",
+            "ping-pong 64 events: c",
+            "ratio",
+            1.05,
+            unit="µs",
+            scale=1000,
+        )
+        for what, own in (
+            ("prepared, waiting on events", "pvl"),
+            ("through `Connection.send`, waiting on events", "pvl send"),
+        )
     ),
     Row(
         "asyncio round trip of 64 B on rxe, against the blocking one",

@@ -38,7 +38,8 @@ def main() -> None:
             "start_write": _started(partial(left.start_write, remote, part)),
             "prepared": repeated(left.prepare_write(remote, part).run),
             "fused": fused(left, part, remote),
-            "two-sided": _messages(left, right, part),
+            "two-sided": _messages(left.prepare_send(part).run, right),
+            "two-sided send": _messages(partial(left.send, part), right),
         }
         for count in LISTS:
             cases[f"c list {count}"] = partial(_lists, floor, path, count)
@@ -84,9 +85,9 @@ def _started(start) -> Case:  # type: ignore[no-untyped-def]
     return run
 
 
-def _messages(left, right, part) -> Case:  # type: ignore[no-untyped-def]
+def _messages(send, right) -> Case:  # type: ignore[no-untyped-def]
     def one() -> None:
-        left.send(part)
+        send()
         right.recv()
 
     return repeated(one)

@@ -86,11 +86,20 @@ def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float)
     }
     with pairs(2, _TARGET, device="rxe0") as made:
         left, right = made[0]
-        part, mirror, remote = left.register(bytearray(64)), right.register(bytearray(64)), left.remote["target"][:64]
+        part, mirror = left.register(bytearray(64))[:], right.register(bytearray(64))[:]
+        remote = left.remote["target"][:64]
         path, back = paths(*made[1], 64)
         prepared, write = loop(left.prepare_write(remote, part).run), loop(partial(left.write, remote, part))
 
+        ping, pong = left.prepare_send(part).run, right.prepare_send(mirror).run
+
         def there_and_back() -> None:
+            ping()
+            right.recv()
+            pong()
+            left.recv()
+
+        def sent_there_and_back() -> None:
             left.send(part)
             right.recv()
             right.send(mirror)
@@ -109,13 +118,15 @@ def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float)
             rounds * 4,
             seconds / 4,
         )
-        ours = loop(there_and_back)
+        ours, plain = loop(there_and_back), loop(sent_there_and_back)
         report(
             {
                 "ping-pong 64 events: c": lambda n: floor.pingpong(path, back, 64, EVENTS, n),
                 "ping-pong 64 events: pvl": sleeping(ours, left, right),
+                "ping-pong 64 events: pvl send": sleeping(plain, left, right),
                 "ping-pong 64 yield: c": lambda n: floor.pingpong(path, back, 64, YIELD, n),
                 "ping-pong 64 yield: pvl": ours,
+                "ping-pong 64 yield: pvl send": plain,
             },
             rounds * 4,
             seconds / 4,

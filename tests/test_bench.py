@@ -24,6 +24,7 @@ MEASURED = (
     "write_many 64",
     "prepared write_many 64",
     "two-sided",
+    "two-sided send",
     "start_write",
     "qps 1",
     "qps 8",
