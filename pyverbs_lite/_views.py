@@ -28,7 +28,7 @@ class Message(bytes):
         byte_len: the length of the message, or of that write.
     """
 
-    # Most messages have only their bytes: they need no dictionary, and the garbage collector does not look at them.
+    # Most messages have only their bytes, and need no dictionary.
     __slots__ = ()
 
     imm: int | None = None
