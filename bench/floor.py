@@ -40,7 +40,7 @@ class Floor:
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(BUILD / "libfloor.so"))
-        for name in ("one", "window", "lists", "pingpong"):
+        for name in ("one", "window", "lists", "pingpong", "life"):
             getattr(self._lib, f"floor_{name}").restype = ctypes.c_int64
 
     def one(
@@ -82,6 +82,13 @@ class Floor:
         """Send a message there and back, so often."""
         pair = ctypes.byref(left), ctypes.byref(right)
         return self._run("pingpong", each, turns, *pair, length, flags, how, ctypes.c_int64(turns))
+
+    def life(self, context: Any, gid_index: int, turns: int, *, kept: bool) -> int:
+        """Go through the verbs of one end of a connection, with objects made each time or ``kept`` ones."""
+        from pyverbs_lite.ffi import ffi
+
+        raw = ctypes.c_void_p(int(ffi.cast("uintptr_t", context._handle)))
+        return self._checked(self._lib.floor_life(raw, gid_index, int(kept), ctypes.c_int64(turns)))
 
     def _run(self, name: str, each: list[int] | None, turns: int, *args: Any) -> int:
         out = array("q", bytes(8 * turns)) if each is not None else None

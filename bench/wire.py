@@ -308,7 +308,13 @@ def lives(rounds: int, count: int) -> None:
 
         live(b"x")  # what is made once
         life = loop(partial(live, b"x"))
-        cases = {"life: cmtime": lambda _: _cmtime(count) * 1.0, "life: pvl": lambda _: life(count) / count}
+        row, floor = own_gid_index("rxe0"), Floor()
+        cases = {
+            "life: cmtime": lambda _: _cmtime(count) * 1.0,
+            "life: pvl": lambda _: life(count) / count,
+            "life: one end's verbs in C, made anew": lambda _: floor.life(context, row, count, kept=False) / count,
+            "life: one end's verbs in C, kept": lambda _: floor.life(context, row, count, kept=True) / count,
+        }
         try:
             report(cases, 2 * rounds, 0)
         finally:

@@ -5,10 +5,12 @@
  * and returns those of all turns, or a negative number: -1 - status of a failed completion, -1000 - errno of a verb.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <infiniband/verbs.h>
 
@@ -220,4 +222,127 @@ int64_t floor_pingpong(const struct floor_path *left, const struct floor_path *r
         }
     }
     return now_ns() - start;
+}
+
+/* ------------------------------------------------------------ what a connection is made of */
+
+struct floor_parts {
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    struct ibv_mr *mr;
+    struct ibv_qp *qp;
+};
+
+enum { SENDS = 64, RECVS = 26, SLOT = 65600, CELLS = 64 * 4112 }; /* those of a connection's default options */
+
+static int unmake(struct floor_parts *parts)
+{
+    int rc = 0;
+
+    if (parts->qp && ibv_destroy_qp(parts->qp))
+        rc = -1000 - errno;
+    if (parts->mr && ibv_dereg_mr(parts->mr))
+        rc = -1000 - errno;
+    if (parts->cq && ibv_destroy_cq(parts->cq))
+        rc = -1000 - errno;
+    if (parts->channel && ibv_destroy_comp_channel(parts->channel))
+        rc = -1000 - errno;
+    if (parts->pd && ibv_dealloc_pd(parts->pd))
+        rc = -1000 - errno;
+    *parts = (struct floor_parts){0};
+    return rc;
+}
+
+static int make(struct floor_parts *parts, struct ibv_context *context, void *memory)
+{
+    struct ibv_qp_init_attr init = {
+        .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = SENDS, .max_recv_wr = RECVS, .max_send_sge = 2,
+                                       .max_recv_sge = 1, .max_inline_data = 80},
+    };
+
+    if (!(parts->pd = ibv_alloc_pd(context)) || !(parts->channel = ibv_create_comp_channel(context)) ||
+        fcntl(parts->channel->fd, F_SETFL, fcntl(parts->channel->fd, F_GETFL) | O_NONBLOCK) < 0 ||
+        !(parts->cq = ibv_create_cq(context, SENDS + RECVS, NULL, parts->channel, 0)) ||
+        !(parts->mr = ibv_reg_mr(parts->pd, memory, CELLS + RECVS * SLOT, IBV_ACCESS_LOCAL_WRITE)))
+        return -1000 - errno;
+    init.send_cq = init.recv_cq = parts->cq;
+    return (parts->qp = ibv_create_qp(parts->pd, &init)) ? 0 : -1000 - errno;
+}
+
+static int live(struct floor_parts *parts, int sgid_index, int end)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+        .path_mtu = IBV_MTU_1024, .dest_qp_num = parts->qp->qp_num, .max_dest_rd_atomic = 16, .min_rnr_timer = 12,
+        .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16,
+    };
+    struct ibv_port_attr port;
+    struct ibv_wc wc;
+    int rc;
+
+    if ((rc = ibv_query_port(parts->pd->context, 1, &port)))
+        return -1000 - rc;
+    attr.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+    attr.ah_attr.grh.sgid_index = (uint8_t)sgid_index;
+    attr.ah_attr.grh.hop_limit = 64;
+    if (ibv_query_gid(parts->pd->context, 1, sgid_index, &attr.ah_attr.grh.dgid))
+        return -1000 - EIO;
+    if ((rc = ibv_modify_qp(parts->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)))
+        return -1000 - rc;
+    for (int i = 0; i < RECVS; i++) {
+        struct ibv_sge sge = {(uintptr_t)parts->mr->addr + CELLS + (uint64_t)i * SLOT, SLOT, parts->mr->lkey};
+        struct ibv_recv_wr wr = {.wr_id = (uint64_t)i, .sg_list = &sge, .num_sge = 1}, *bad;
+
+        if ((rc = ibv_post_recv(parts->qp, &wr, &bad)))
+            return -1000 - rc;
+    }
+    attr.qp_state = IBV_QPS_RTR;
+    if ((rc = ibv_modify_qp(parts->qp, &attr,
+                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)))
+        return -1000 - rc;
+    attr.qp_state = IBV_QPS_RTS;
+    if ((rc = ibv_modify_qp(parts->qp, &attr,
+                            IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                IBV_QP_MAX_QP_RD_ATOMIC)))
+        return -1000 - rc;
+    attr.qp_state = end;
+    if ((rc = ibv_modify_qp(parts->qp, &attr, IBV_QP_STATE)))
+        return -1000 - rc;
+    while ((rc = ibv_poll_cq(parts->cq, 1, &wc)) > 0)
+        ;
+    return rc < 0 ? -1000 - EIO : 0;
+}
+
+/*
+ * The verbs of one end of a connection, from nothing to its end, on a QP that is its own peer: each time with objects of
+ * its own, or with `kept` ones.
+ */
+int64_t floor_life(struct ibv_context *context, int sgid_index, int kept, int64_t turns)
+{
+    void *memory = mmap(NULL, CELLS + RECVS * SLOT, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    struct floor_parts parts = {0};
+    int64_t start;
+    int rc = 0, last;
+
+    if (memory == MAP_FAILED)
+        return -1000 - errno;
+    if (kept)
+        rc = make(&parts, context, memory);
+    start = now_ns();
+    for (int64_t i = 0; i < turns && rc == 0; i++) {
+        if (!kept)
+            rc = make(&parts, context, memory);
+        if (rc == 0)
+            rc = live(&parts, sgid_index, kept ? IBV_QPS_RESET : IBV_QPS_ERR);
+        if (!kept && (last = unmake(&parts)) < 0 && rc == 0)
+            rc = last;
+    }
+    start = now_ns() - start;
+    if ((last = unmake(&parts)) < 0 && rc == 0)
+        rc = last;
+    munmap(memory, CELLS + RECVS * SLOT);
+    return rc < 0 ? rc : start;
 }
