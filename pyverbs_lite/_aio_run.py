@@ -74,7 +74,7 @@ class Runner:
     """The part of a connection that runs its operations.
 
     Attributes:
-        remote, info: as of ``pyverbs_lite.Connection``.
+        remote: as of ``pyverbs_lite.Connection``.
     """
 
     _face: ClassVar[str] = "aio"
@@ -85,7 +85,6 @@ class Runner:
     def __init__(self, conn: connection.Connection) -> None:
         self._conn = conn
         self._engine = conn._engine
-        self.info = conn.info
         self._watch: WatchBase = self._make_watch(conn._engine, conn._link.peer.control.fileno())
         self.remote = RemoteBuffers(conn.remote, self._watch)
         self._receivers = Turns(self._watch, _Messages(self._watch))
@@ -93,6 +92,11 @@ class Runner:
         raw = conn._engine._c
         self._messages = Turns(self._watch, _Room(self._watch, WROpcode.SEND), lambda: lib.pvl_count_wait(raw))
         self._transfers = Turns(self._watch, _Room(self._watch, WROpcode.RDMA_WRITE))
+
+    @property
+    def info(self) -> connection.ConnectionInfo:
+        """What the connection came to; as of ``pyverbs_lite.Connection``."""
+        return self._conn.info
 
     @property
     def stats(self) -> ConnectionStats:

@@ -682,6 +682,13 @@ class Engine(Resource):
         in_use = c.in_flight or c.lent or inbox._asked or inbox._returned
         return not (in_use or c.cause or c.own.status not in _NO_FAULT)
 
+    def close(self) -> None:
+        """Stop; safe to call again, and from any thread."""
+        if not self.rested or self._owned.foreign:
+            super().close()
+        elif self._owned.cdata is not None:  # each step is the same when another thread does it, too, and none waits
+            self._close(self._owned)
+
     def _before_destroy(self) -> None:
         self.fail(ClosedError("the QP of this connection was closed"))
 

@@ -106,6 +106,10 @@ class _Handle:
         self.parents = ()
 
 
+#: What an object has that gave its handle away.
+_NOTHING = _Handle(None, lambda _: None, (), "nothing")
+
+
 class _Net(weakref.ref["Resource"]):
     """Calls ``_abandoned`` when its object is collected, or at exit: a ``weakref.finalize`` of a third the size."""
 
@@ -239,7 +243,7 @@ class Resource:
             parent.children[owned] = heir._finalizer
         for child in self._children:
             child._parents = tuple([heir if parent is self else parent for parent in child._parents])
-        self._owned = _Handle(None, owned.destroy, (), owned.label)
+        self._owned = _NOTHING
         net.detach()
         self._parents = ()
 

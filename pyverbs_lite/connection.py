@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from types import TracebackType
@@ -61,7 +62,6 @@ class Connection(Receiver, Many):
 
     Attributes:
         remote: the peer's named buffers, a mapping of name to ``RemoteBuffer``.
-        info: a ``ConnectionInfo``.
     """
 
     def __init__(self, link: Link, dial: Dial | None = None) -> None:
@@ -72,12 +72,16 @@ class Connection(Receiver, Many):
         self._closing = threading.RLock()
         self._destroyed = False
         self.remote = RemoteBuffers(link)
-        self.info = ConnectionInfo.of(link)
         # The net under close(): the link knows nothing of this object, so it is whole when this runs.
         self._finalizer = weakref.finalize(self, dropped, link)
 
     def __repr__(self) -> str:
         return label_of(self._link, self._closed)
+
+    @functools.cached_property
+    def info(self) -> ConnectionInfo:
+        """What the connection came to."""
+        return ConnectionInfo.of(self._link)
 
     # ------------------------------------------------------------ two-sided
 
