@@ -12,7 +12,7 @@ from . import connection
 from ._aio_prepared import Preparer
 from ._aio_run import LARGE, is_large
 from ._aio_turns import BURST
-from ._args import Deadline
+from ._args import Deadline, check_seconds
 from ._buffer import Memory
 from ._dial import Attempt, Dial
 from ._lent import LentMessage
@@ -23,6 +23,7 @@ from ._views import Message
 from ._work import Work
 from .enums import AccessFlags, WROpcode
 from .errors import PeerClosedError
+from .ffi import lib
 from .grant import Grant
 from .mr import MR, MRSlice
 from .regcache import RegistrationCache
@@ -43,6 +44,8 @@ _SEND, _SEND_WITH_IMM, _WRITE, _WRITE_WITH_IMM, _READ = map(
         WROpcode.RDMA_READ,
     ),
 )
+_REMOTE_WRITE = int(AccessFlags.REMOTE_WRITE)
+_send, _send_copy, _write, _write_copy = lib.pvl_send, lib.pvl_send_copy, lib.pvl_write, lib.pvl_write_copy
 
 
 class Connection(Preparer):
@@ -84,16 +87,16 @@ class Connection(Preparer):
     async def send(self, data: Memory | MR | MRSlice, *, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message; as ``pyverbs_lite.Connection.send``."""
         deadline = None if timeout is None else Deadline(timeout)
-        opcode = _SEND if imm is None else _SEND_WITH_IMM
-        begun = self._begin(self._messages, opcode, self._conn._to_send(data), 0, 0, imm)
+        turns, conn = self._messages, self._conn
+        begun = (imm is None and self._quick(turns, data, conn._max_send_size, _send, _send_copy)) or self._begin(
+            turns, _SEND if imm is None else _SEND_WITH_IMM, conn._to_send(data), 0, 0, imm
+        )
         if begun is True:
             return
         if begun:
             await self._await(begun, "send", deadline or Deadline(None))
         else:
-            await self._do(
-                "send", self._messages, lambda: self._conn.start_send(data, imm=imm, timeout=0), timeout, is_large(data)
-            )
+            await self._do("send", turns, lambda: conn.start_send(data, imm=imm, timeout=0), timeout, is_large(data))
 
     @overload
     async def recv(self, *, lend: Literal[False] = False, timeout: float | None = None) -> Message: ...
@@ -106,16 +109,23 @@ class Connection(Preparer):
 
         Lent: ``with await conn.recv(lend=True) as message``.
         """
-        watch = self._watch
-        if not (lend or self._receivers.waiting or watch.closed or watch.burst >= BURST):
-            watch.burst += 1
-            if watch.turns or self._engine._live:
-                watch.glance()
-            if (message := self._engine.inbox.receive_now(Message)) is not None:
-                return message
         if lend:
-            return await self._receive("recv", lambda: self._conn.recv(lend=True, timeout=0), timeout)
-        return await self._receive("recv", lambda: self._conn.recv(timeout=0), timeout)
+            return await self._receive("recv", lambda: self._conn.recv(lend=True, timeout=0.0), timeout)
+        if timeout is not None:
+            check_seconds(timeout)
+        watch, looked = self._watch, False
+        if not (self._receivers.waiting or watch.closed or watch.burst >= BURST):
+            if watch.turns or self._engine._live:
+                watch.glance()  # first, for a message that was taken has to be returned
+            if (message := self._engine.inbox.receive_now(Message)) is not None:
+                watch.burst += 1
+                return message
+            looked = True
+        return await self._receive("recv", self._next_message, timeout, looked=looked)
+
+    def _next_message(self) -> Message:
+        message = self._engine.inbox.receive_now(Message)
+        return self._conn.recv(timeout=0.0) if message is None else message
 
     async def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
         """Copy the next message into a buffer; as ``pyverbs_lite.Connection.recv_into``."""
@@ -194,10 +204,21 @@ class Connection(Preparer):
         timeout: float | None = None,
     ) -> None:
         """Write into the peer's memory; as ``pyverbs_lite.Connection.write``."""
-        turns = self._transfers if imm is None else self._messages
         deadline = None if timeout is None else Deadline(timeout)
-        opcode = _WRITE if imm is None else _WRITE_WITH_IMM
-        begun = self._begin(turns, opcode, self._conn._to_write(remote, data), remote.addr, remote.rkey, imm)
+        turns, conn = self._transfers if imm is None else self._messages, self._conn
+        begun = (
+            imm is None
+            and type(remote) is RemoteBuffer
+            and (remote._standing.writes is conn._token or conn._known(remote, _REMOTE_WRITE))
+            and self._quick(turns, data, remote.length, _write, _write_copy, remote.addr, remote.rkey)
+        ) or self._begin(
+            turns,
+            _WRITE if imm is None else _WRITE_WITH_IMM,
+            conn._to_write(remote, data),
+            remote.addr,
+            remote.rkey,
+            imm,
+        )
         if begun is True:
             return
         if begun:
@@ -206,7 +227,7 @@ class Connection(Preparer):
             await self._do(
                 "write",
                 turns,
-                lambda: self._conn.start_write(remote, data, imm=imm, timeout=0),
+                lambda: conn.start_write(remote, data, imm=imm, timeout=0),
                 timeout,
                 is_large(data),
             )

@@ -16,6 +16,7 @@ from ._link import CELL
 from ._operation import Operation, Source, repeated
 from ._stats import ConnectionStats
 from ._work import Work
+from .connection import BYTES
 from .enums import WROpcode
 from .errors import ClosedError, QueueFullError, WaitTimeout
 from .ffi import ffi, lib
@@ -49,11 +50,13 @@ class _Messages:
         self._watch = watch
 
     def __call__(self) -> int:
-        engine = self._watch.engine
+        watch, engine = self._watch, self._watch.engine
+        if engine.failure is None and not (watch.closed or watch._stopped):
+            return engine.inbox.waiting
         if engine.closed:
             return EVERYBODY  # to be told so
         # Looked at first: where no receive is posted, all that arrived is there.
-        ended = self._watch.over or (engine.failure is not None and not engine._c.recv_posted)
+        ended = watch.over or (engine.failure is not None and not engine._c.recv_posted)
         return engine.inbox.waiting or (EVERYBODY if ended else 0)
 
 
@@ -106,6 +109,47 @@ class Runner:
     def _check_open(self, operation: str) -> None:
         if self._watch.closed:
             raise ClosedError(f"{operation}: this connection is closed")
+
+    def _quick(
+        self,
+        turns: Turns,
+        data: object,
+        most: int,
+        slice_by: Callable[..., int],
+        copy_by: Callable[..., int],
+        *where: int,
+    ) -> Operation | bool:
+        """Do what most calls are, by one call of C, see ``Engine.limit``; else as ``_begin``, which looks at more.
+
+        Args:
+            most: more bytes do not fit.
+            slice_by, copy_by: the functions of C for a slice of registered memory, and for bytes.
+            where: in the peer's memory.
+        """
+        watch, engine = self._watch, self._engine
+        if turns.waiting or watch.closed or watch.burst >= BURST:
+            return False
+        op, region = engine.quick, None
+        try:
+            if type(data) is MRSlice and data.length <= most:
+                region = data.mr
+                rc = slice_by(op.c, region._c, data.offset, data.length, *where, _NOW)
+            elif type(data) in BYTES and len(data) <= most:  # type: ignore[arg-type]
+                memory: Any = data if type(data) is bytes else _from_buffer(data)
+                rc = copy_by(op.c, memory, len(memory), *where, _NOW)
+            else:
+                return False
+            if rc == _PENDING:
+                engine.broken_off(op, region)  # from here on it is nobody else's
+        except BaseException:
+            engine.broken_off(op, region)
+            raise
+        if rc:
+            return op if rc == _PENDING else False
+        watch.burst += 1
+        if engine._live or watch.turns:  # C may have entered what others wait for
+            watch.see_to()
+        return True
 
     def _begin(
         self, turns: Turns, opcode: int, source: Source, addr: int, rkey: int, imm: int | None
@@ -165,11 +209,13 @@ class Runner:
         finally:
             self._watch.note_failure()
 
-    async def _receive(self, operation: str, attempt: Callable[[], _T], timeout: float | None) -> _T:
+    async def _receive(
+        self, operation: str, attempt: Callable[[], _T], timeout: float | None, *, looked: bool = False
+    ) -> _T:
         deadline, engine = Deadline(timeout), self._engine
         late = engine.failure is not None
         try:
-            return await self._receivers.take(operation, attempt, deadline)
+            return await self._receivers.take(operation, attempt, deadline, looked=looked)
         except WaitTimeout:
             raise WaitTimeout(f"no message arrived within {deadline.seconds} s", operation) from None
         except ClosedError:

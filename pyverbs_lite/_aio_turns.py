@@ -194,7 +194,8 @@ class WatchBase(ABC):
         if framing.control_arrived != framing.control_taken or framing.malformed:
             engine.read_peer()
             engine.check_framing()
-        self.note_failure()
+        if engine.failure is not None:
+            self.note_failure()
         for turns in self.turns:
             turns.wake()
 
@@ -257,11 +258,14 @@ class Turns:
         self._waits = waits
         self.waiting: deque[_Turn] = deque()
 
-    async def take(self, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+    async def take(self, operation: str, attempt: Callable[[], _T], deadline: Deadline, *, looked: bool = False) -> _T:
         """Wait for a turn, and return what ``attempt`` returns.
 
         That must not wait, nor may a task be cancelled after it: a message that was taken is returned. If it raises one
         of ``LATER``, the turn is kept for the next time.
+
+        Args:
+            looked: whether the caller has just looked at what has completed.
 
         Raises:
             ClosedError: the connection was closed.
@@ -274,14 +278,17 @@ class Turns:
         if watch.closed:
             raise ClosedError(f"{operation}: this connection is closed")
         try:
-            if not self.waiting and self._due() <= 0:
-                watch.glance()
-            if not self.waiting and self._due() > 0:
-                try:
-                    return attempt()
-                except LATER:
-                    if deadline.expired:
-                        raise
+            if not self.waiting:
+                due = self._due()
+                if due <= 0 and not looked:
+                    watch.glance()
+                    due = self._due()
+                if due > 0:
+                    try:
+                        return attempt()
+                    except LATER:
+                        if deadline.expired:
+                            raise
             if self._waits is not None:
                 self._waits()
             return await self._wait(operation, attempt, deadline)

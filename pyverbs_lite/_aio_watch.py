@@ -113,14 +113,18 @@ class Watch(WatchBase):
             self.arm()
             if not place.done():
                 self.burst = 0
-                await sleep_until(place, deadline)
+                if deadline.seconds is None:
+                    await place
+                else:
+                    await sleep_until(place, deadline)
         finally:
             self.asleep.discard(place)
 
     def rouse(self, place: asyncio.Future[None]) -> None:
         """Wake who sleeps there."""
         self.asleep.discard(place)
-        wake(place)
+        if not place.done() and not self.loop.is_closed():
+            place.set_result(None)
 
     def rouse_from_thread(self, place: asyncio.Future[None]) -> None:
         """Do that in another thread than the loop's."""

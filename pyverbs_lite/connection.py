@@ -32,7 +32,7 @@ from .remote import RemoteBuffer
 if TYPE_CHECKING:
     from .pool import Pool
 
-__all__ = ["Connection", "ConnectionInfo", "LentMessage", "Message", "connect"]
+__all__ = ["BYTES", "Connection", "ConnectionInfo", "LentMessage", "Message", "connect"]
 
 
 _REMOTE_READ, _REMOTE_WRITE = int(AccessFlags.REMOTE_READ), int(AccessFlags.REMOTE_WRITE)
@@ -49,7 +49,7 @@ _send, _send_copy, _write, _write_copy, _read = (
 )
 _from_buffer, _UNUSUAL, _SLICE_NS = ffi.from_buffer, lib.PVL_UNUSUAL, int(SLICE * 1e9)
 #: What is bytes and nothing but bytes.
-_BYTES = frozenset((bytes, bytearray, Message))
+BYTES = frozenset((bytes, bytearray, Message))
 
 
 class Connection(Receiver, Many):
@@ -110,7 +110,7 @@ class Connection(Receiver, Many):
                 if type(data) is MRSlice:
                     region = data.mr
                     rc = _send(op.c, region._c, data.offset, data.length, wait)
-                elif type(data) in _BYTES:
+                elif type(data) in BYTES:
                     memory: Any = data if type(data) is bytes else _from_buffer(data)
                     rc = _send_copy(op.c, memory, len(memory), wait)
                 else:
@@ -179,7 +179,7 @@ class Connection(Receiver, Many):
                 if type(data) is MRSlice and data.length <= remote.length:
                     region = data.mr
                     rc = _write(op.c, region._c, data.offset, data.length, remote.addr, remote.rkey, wait)
-                elif type(data) in _BYTES and len(data) <= remote.length:  # type: ignore[arg-type]
+                elif type(data) in BYTES and len(data) <= remote.length:  # type: ignore[arg-type]
                     memory: Any = data if type(data) is bytes else _from_buffer(data)
                     rc = _write_copy(op.c, memory, len(memory), remote.addr, remote.rkey, wait)
                 else:

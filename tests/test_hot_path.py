@@ -50,10 +50,10 @@ PYTHON = {
     "send bytes": (1, 4, 75),
     "awaited prepared write": (3, 3, 105),
     "recv": (1, 2, 55),
-    "awaited write": (6, 8, 275),
-    "awaited write bytes": (7, 13, 300),
+    "awaited write": (3, 3, 175),
+    "awaited write bytes": (3, 5, 190),
     "awaited read": (10, 14, 450),
-    "awaited send": (5, 8, 235),
+    "awaited send": (3, 3, 155),
     "awaited recv": (3, 3, 125),
 }
 
