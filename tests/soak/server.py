@@ -243,6 +243,7 @@ def main(peers: int, mortals: list[int]) -> None:
     host = Host(peers, frozenset(mortals))
     with ExitStack() as stack:
         context = stack.enter_context(pvl.open_device())
+        context.max_spares = 0  # what is left of connections is counted while this lives; the clients keep some
         server = stack.enter_context(pvl.Server("127.0.0.1", 0, host.handle, authkey=AUTHKEY, **_TUNING))
         server.start()
         listener = stack.enter_context(pvl.listen("127.0.0.1", 0, device=context, **_TUNING))
