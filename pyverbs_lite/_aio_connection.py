@@ -88,7 +88,7 @@ class Connection(Preparer):
         """Send one message; as ``pyverbs_lite.Connection.send``."""
         deadline = None if timeout is None else Deadline(timeout)
         turns, conn = self._messages, self._conn
-        begun = (imm is None and self._quick(turns, data, conn._max_send_size, _send, _send_copy)) or self._begin(
+        begun = (imm is None and self._quick(turns, data, _send, _send_copy)) or self._begin(
             turns, _SEND if imm is None else _SEND_WITH_IMM, conn._to_send(data), 0, 0, imm
         )
         if begun is True:
@@ -210,7 +210,7 @@ class Connection(Preparer):
             imm is None
             and type(remote) is RemoteBuffer
             and (remote._standing.writes is conn._token or conn._known(remote, _REMOTE_WRITE))
-            and self._quick(turns, data, remote.length, _write, _write_copy, remote.addr, remote.rkey)
+            and self._quick(turns, data, _write, _write_copy, remote.addr, remote.rkey, remote.length)
         ) or self._begin(
             turns,
             _WRITE if imm is None else _WRITE_WITH_IMM,

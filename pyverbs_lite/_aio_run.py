@@ -114,7 +114,6 @@ class Runner:
         self,
         turns: Turns,
         data: object,
-        most: int,
         slice_by: Callable[..., int],
         copy_by: Callable[..., int],
         *where: int,
@@ -122,30 +121,28 @@ class Runner:
         """Do what most calls are, by one call of C, see ``Engine.limit``; else as ``_begin``, which looks at more.
 
         Args:
-            most: more bytes do not fit.
             slice_by, copy_by: the functions of C for a slice of registered memory, and for bytes.
-            where: in the peer's memory.
+            where: in the peer's memory, and how much there is.
         """
         watch, engine = self._watch, self._engine
         if turns.waiting or watch.closed or watch.burst >= BURST:
             return False
-        op, region = engine.quick, None
+        quick = engine.quick
         try:
-            if type(data) is MRSlice and data.length <= most:
-                region = data.mr
-                rc = slice_by(op.c, region._c, data.offset, data.length, *where, _NOW)
-            elif type(data) in BYTES and len(data) <= most:  # type: ignore[arg-type]
+            if type(data) is MRSlice:
+                rc = slice_by(quick, data.mr._c, data.offset, data.length, *where, _NOW)
+            elif type(data) in BYTES:
                 memory: Any = data if type(data) is bytes else _from_buffer(data)
-                rc = copy_by(op.c, memory, len(memory), *where, _NOW)
+                rc = copy_by(quick, memory, len(memory), *where, _NOW)
             else:
                 return False
             if rc == _PENDING:
-                engine.broken_off(op, region)  # from here on it is nobody else's
+                return engine.broken_off(quick, data)  # from here on it is nobody else's
         except BaseException:
-            engine.broken_off(op, region)
+            engine.broken_off(quick, data)
             raise
         if rc:
-            return op if rc == _PENDING else False
+            return False
         watch.burst += 1
         if engine._live or watch.turns:  # C may have entered what others wait for
             watch.see_to()

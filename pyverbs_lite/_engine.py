@@ -69,7 +69,7 @@ class Engine(Resource):
         hub: who reads the events of the CQ's channel, where others use that too.
 
     Attributes:
-        quick: the operation of the short way, see ``limit``; one caller at a time has it, and C says who.
+        quick: the operation of the short way, in C, see ``limit``; one caller at a time has it, and C says who.
         inbox: the messages that have arrived.
         failure: why the connection is over, or None.
         ending: why this side is about to end the connection, while it says goodbye.
@@ -150,24 +150,24 @@ class Engine(Resource):
         """
         self._c.pd, self._c.max_piece, self._c.max_send, self._c.max_reads = self._pd, max_piece, max_send, max_reads
 
-    def settled(self, rc: int, op: Operation, operation: str, deadline: Deadline | None) -> bool:
+    def settled(self, rc: int, quick: CData, operation: str, deadline: Deadline | None) -> bool:
         """Say whether what the short way has come to is the end; False: nothing was posted. Errors as ``run``."""
         if rc == _PENDING:
-            self.finish(op, operation, deadline or Deadline(None))
-            op.c.busy = 0  # until here it was nobody else's
+            self.finish(Operation.around(quick), operation, deadline or Deadline(None))
+            quick.busy = 0  # until here it was nobody else's
         elif self._live:  # C may have entered what others wait for, or nobody
             self._reap()
         return rc in (0, _PENDING)
 
-    def broken_off(self, op: Operation, mr: MR | None) -> None:
+    def broken_off(self, quick: CData, data: object) -> Operation:
         """Take care of what the short way may have left behind, in flight or failed, and have others use another."""
-        if op.c.busy:
-            if self.quick is op:
+        op = Operation.around(quick, *((data.mr,) if isinstance(data, MRSlice) else ()))
+        if quick.busy:
+            if self.quick is quick:
                 self.quick = Operation.reusable(self._c)
-            if mr is not None:
-                op.regions = (*op.regions, mr)
             self._live[op] = None
             self._reap()
+        return op
 
     # ------------------------------------------------------------ sending
 
@@ -258,7 +258,7 @@ class Engine(Resource):
             self.run(operation, (Request.of(opcode, source, addr, rkey, imm),), deadline, region=mr)
 
     def _pooled(self) -> Operation:
-        op = Operation.reusable(self._c)
+        op = Operation.around(Operation.reusable(self._c))
         self._pool[op] = None
         return op
 

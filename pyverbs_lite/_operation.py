@@ -166,8 +166,10 @@ class Operation:
 
     __slots__ = ("c", "fetch", "keep", "list", "notify", "regions", "running", "serial")
 
-    def __init__(self, regions: tuple[Region, ...], fetch: memoryview | None, *, keep: object = None) -> None:
-        self.c: CData = ffi.new(_OP)
+    def __init__(
+        self, regions: tuple[Region, ...], fetch: memoryview | None, *, keep: object = None, c: CData | None = None
+    ) -> None:
+        self.c: CData = ffi.new(_OP) if c is None else c
         self.regions = regions
         self.keep = keep
         self.list: CData | None = None
@@ -180,12 +182,18 @@ class Operation:
         self.notify: Callable[[], None] | None = None
 
     @classmethod
-    def reusable(cls, engine: CData) -> Operation:
-        """Return one that is used over and over, each time by one call of C, which finds the engine by it."""
-        op = cls((), None)
+    def around(cls, c: CData, *regions: Region) -> Operation:
+        """Return one whose requests are posted by single calls of C."""
+        op = cls(regions, None, c=c)
         op.running = False
-        op.c.engine = engine
         return op
+
+    @staticmethod
+    def reusable(engine: CData) -> CData:
+        """Return what C knows of one that is used over and over, by calls of C that find the engine by it."""
+        c: CData = ffi.new(_OP)
+        c.engine = engine
+        return c
 
     @property
     def ended(self) -> bool:

@@ -49,6 +49,7 @@ class Prepared:
         "_check",
         "_engine",
         "_keep",
+        "_live",
         "_mr",
         "_op",
         "_recycled",
@@ -70,6 +71,7 @@ class Prepared:
     ) -> None:
         self.operation, self.part = operation, part
         self._engine, self._check, self._mr = engine, check, part.mr
+        self._live = engine._live
         self._recycled, self._waiting = part._recycled, False
         self._keep: object = part  # what C uses as long as it is in flight
         try:
@@ -81,6 +83,7 @@ class Prepared:
         c.engine, c.op, c.memory = engine._c, op.c, self._mr._c
         c.opcode, c.offset, c.length = opcode, part.offset, part.length
         c.remote_addr, c.rkey, c.imm = remote_addr, rkey, imm
+        c.within = self._recycled  # for Python counts who uses its memory
         self._op: Operation = op
         self._examine()
 
@@ -97,7 +100,7 @@ class Prepared:
 
         Verb: ibv_post_send
         """
-        if timeout is not None or self._recycled:
+        if timeout is not None:
             self._run_within(Deadline(timeout))
             return
         try:
@@ -107,7 +110,7 @@ class Prepared:
             raise
         if rc:
             self._go_on(rc, Deadline(None))
-        elif self._engine._live:  # C may have entered what others wait for, or nobody
+        elif self._live:  # C may have entered what others wait for, or nobody
             self._engine._reap()
 
     __call__ = run
@@ -130,6 +133,9 @@ class Prepared:
 
     def _go_on(self, rc: int, deadline: Deadline) -> None:
         """Finish what one call of C did not."""
+        if rc == lib.PVL_UNUSUAL:
+            self._run_within(deadline)
+            return
         if self._waiting or rc == lib.PVL_BUSY:
             self._refuse_busy()
         engine, op = self._engine, self._op

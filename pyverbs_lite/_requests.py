@@ -44,6 +44,7 @@ class Mover:
         self._read_depth = link.agreed.max_rd_atomic
         self._domains = {link.peer.domain, link.peer.connection}
         self._token = link.peer.token
+        self._live = link.engine._live
         self._engine.limit(self._max_piece, self._max_send_size, self._read_depth)
         self._withdrawn = link.peer.withdrawn
 

@@ -100,25 +100,26 @@ class Connection(Receiver, Many):
         Verb: ibv_post_send (SEND, SEND_WITH_IMM)
         """
         if imm is None:
-            engine = self._engine
-            op = engine.quick
-            region = deadline = None
+            quick = self._engine.quick
             wait = _SLICE_NS
             if timeout is not None:
                 deadline, wait = Deadline.with_slice(timeout, SLICE)
             try:
                 if type(data) is MRSlice:
-                    region = data.mr
-                    rc = _send(op.c, region._c, data.offset, data.length, wait)
+                    rc = _send(quick, data.mr._c, data.offset, data.length, wait)
                 elif type(data) in BYTES:
                     memory: Any = data if type(data) is bytes else _from_buffer(data)
-                    rc = _send_copy(op.c, memory, len(memory), wait)
+                    rc = _send_copy(quick, memory, len(memory), wait)
                 else:
                     rc = _UNUSUAL
-                if not (rc or engine._live) or (rc != _UNUSUAL and engine.settled(rc, op, "send", deadline)):
+                if not (rc or self._live):
+                    return
+                if rc != _UNUSUAL and self._engine.settled(
+                    rc, quick, "send", deadline if timeout is not None else None
+                ):
                     return
             except BaseException:
-                engine.broken_off(op, region)
+                self._engine.broken_off(quick, data)
                 raise
         opcode = _SEND if imm is None else _SEND_WITH_IMM
         self._move("send", opcode, self._to_send(data), timeout, 0, 0, imm)
@@ -169,25 +170,28 @@ class Connection(Receiver, Many):
             and type(remote) is RemoteBuffer
             and (remote._standing.writes is self._token or self._known(remote, _REMOTE_WRITE))
         ):
-            engine = self._engine
-            op = engine.quick
-            region = deadline = None
+            quick = self._engine.quick
             wait = _SLICE_NS
             if timeout is not None:
                 deadline, wait = Deadline.with_slice(timeout, SLICE)
             try:
-                if type(data) is MRSlice and data.length <= remote.length:
-                    region = data.mr
-                    rc = _write(op.c, region._c, data.offset, data.length, remote.addr, remote.rkey, wait)
-                elif type(data) in BYTES and len(data) <= remote.length:  # type: ignore[arg-type]
+                if type(data) is MRSlice:
+                    rc = _write(
+                        quick, data.mr._c, data.offset, data.length, remote.addr, remote.rkey, remote.length, wait
+                    )
+                elif type(data) in BYTES:
                     memory: Any = data if type(data) is bytes else _from_buffer(data)
-                    rc = _write_copy(op.c, memory, len(memory), remote.addr, remote.rkey, wait)
+                    rc = _write_copy(quick, memory, len(memory), remote.addr, remote.rkey, remote.length, wait)
                 else:
                     rc = _UNUSUAL
-                if not (rc or engine._live) or (rc != _UNUSUAL and engine.settled(rc, op, "write", deadline)):
+                if not (rc or self._live):
+                    return
+                if rc != _UNUSUAL and self._engine.settled(
+                    rc, quick, "write", deadline if timeout is not None else None
+                ):
                     return
             except BaseException:
-                engine.broken_off(op, region)
+                self._engine.broken_off(quick, data)
                 raise
         source = self._to_write(remote, data)
         opcode = _WRITE if imm is None else _WRITE_WITH_IMM
@@ -219,21 +223,22 @@ class Connection(Receiver, Many):
         if (
             type(into) is MRSlice
             and type(remote) is RemoteBuffer
-            and 0 < remote.length <= into.length
             and (remote._standing.reads is self._token or self._known(remote, _REMOTE_READ))
         ):
-            engine = self._engine
-            op = engine.quick
-            region, deadline = into.mr, None
+            quick = self._engine.quick
             wait = _SLICE_NS
             if timeout is not None:
                 deadline, wait = Deadline.with_slice(timeout, SLICE)
             try:
-                rc = _read(op.c, region._c, into.offset, remote.length, remote.addr, remote.rkey, wait)
-                if not (rc or engine._live) or (rc != _UNUSUAL and engine.settled(rc, op, "read", deadline)):
+                rc = _read(quick, into.mr._c, into.offset, into.length, remote.addr, remote.rkey, remote.length, wait)
+                if not (rc or self._live):
+                    return remote.length
+                if rc != _UNUSUAL and self._engine.settled(
+                    rc, quick, "read", deadline if timeout is not None else None
+                ):
                     return remote.length
             except BaseException:
-                engine.broken_off(op, region)
+                self._engine.broken_off(quick, into)
                 raise
         target = self._to_read(remote, into)
         self._fetch(remote, target, timeout)

@@ -25,11 +25,11 @@ C = ROOT / "tests" / "c"
 #: Instructions of one operation in C on the null provider, beyond those of a write in plain C, which are about 300.
 #: "list" and "again list" are one entry of 64, and compared with nothing.
 INSTRUCTIONS = {
-    "move": 265,
-    "write": 275,
-    "again": 295,
-    "copy": 280,
-    "send": 560,
+    "move": 225,
+    "write": 240,
+    "again": 265,
+    "copy": 230,
+    "send": 490,
     "recv": 190,
     "list": 108,
     "again list": 97,
@@ -37,17 +37,17 @@ INSTRUCTIONS = {
 
 #: Calls of Python functions and of C functions, and bytecodes, of one operation that is complete at once.
 PYTHON = {
-    "write": (1, 3, 85),
-    "write of a plain remote": (2, 4, 112),
-    "write bytes": (1, 5, 100),
-    "write, with a timeout": (3, 5, 155),
-    "prepared write": (1, 1, 30),
+    "write": (1, 3, 72),
+    "write of a plain remote": (2, 4, 99),
+    "write bytes": (1, 4, 88),
+    "write, with a timeout": (3, 5, 136),
+    "prepared write": (1, 1, 25),
     "write_many": (3, 12, 275),
-    "prepared write_many": (1, 1, 30),
+    "prepared write_many": (1, 1, 25),
     "batch of 8 writes": (65, 60, 1800),
-    "read": (1, 3, 88),
-    "send": (1, 2, 62),
-    "send bytes": (1, 4, 75),
+    "read": (1, 3, 70),
+    "send": (1, 2, 54),
+    "send bytes": (1, 4, 69),
     "awaited prepared write": (3, 3, 105),
     "recv": (1, 2, 55),
     "awaited write": (3, 3, 175),

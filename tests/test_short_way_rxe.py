@@ -329,7 +329,7 @@ class TestStruck:
             until(lambda: left._engine.look() or not left._engine.in_flight)
             left.write(remote, region[:])
             assert left._engine.failure is None
-            assert not left._engine.quick.c.busy
+            assert not left._engine.quick.busy
             assert left._engine._c.free_count == 2
             assert not left._engine._live
             assert not region._in_flight

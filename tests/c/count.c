@@ -72,7 +72,7 @@ COUNTED count_move(void)
 
 COUNTED count_write(void)
 {
-    return pvl_write(&op, held, 64, 64, 4096, 9, 1000000);
+    return pvl_write(&op, held, 64, 64, 4096, 9, 64, 1000000);
 }
 
 COUNTED count_again(void)

@@ -150,20 +150,20 @@ static void the_short_way_is_for_one_caller_at_a_time(void)
 
     fake.at_once = 1;
     for (int i = 0; i < 2 * SLOTS; i++)
-        assert(pvl_write(&op, held, 64, 4096, 4096, 9, MS) == 0 && pvl_read(&op, held, 64, 64, 4096, 9, MS) == 0);
+        assert(pvl_write(&op, held, 64, 4096, 4096, 9, 9000, MS) == 0 && pvl_read(&op, held, 64, 9000, 4096, 9, 64, MS) == 0);
     assert(pvl_send(&op, held, 64, 2000, MS) == 0 && !op.busy);
     assert(fake.lengths[(fake.sent_tail - 1) % FAKE_ROOM] == 2000 + PVL_HEADER_BYTES);
-    assert(pvl_write_copy(&op, "abc", 3, 4096, 9, MS) == 0 && pvl_send_copy(&op, "abcd", 4, MS) == 0);
+    assert(pvl_write_copy(&op, "abc", 3, 4096, 9, 9000, MS) == 0 && pvl_send_copy(&op, "abcd", 4, MS) == 0);
     assert(fake.lengths[(fake.sent_tail - 1) % FAKE_ROOM] == 4 + PVL_HEADER_BYTES);
     assert(op.done == 4 * SLOTS + 3 && pvl_memory_used(held) == 0);
     fake.at_once = 0;
-    assert(pvl_write(&op, held, 64, 64, 4096, 9, 0) == PVL_PENDING && op.busy && pvl_memory_used(held) == 1);
+    assert(pvl_write(&op, held, 64, 64, 4096, 9, 9000, 0) == PVL_PENDING && op.busy && pvl_memory_used(held) == 1);
     deliver(1, IBV_WC_SUCCESS);
     assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0);
-    assert(pvl_write(&op, held, 64, 64, 4096, 9, 0) == PVL_BUSY); /* complete, and its caller has not looked yet */
+    assert(pvl_write(&op, held, 64, 64, 4096, 9, 9000, 0) == PVL_BUSY); /* complete, and its caller has not looked yet */
     op.busy = 0;
     assert(pvl_send_copy(&op, "abc", 3, 0) == PVL_PENDING);
-    assert(pvl_send_copy(&op, "abc", 3, 0) == PVL_BUSY && pvl_read(&op, held, 0, 1, 4096, 9, 0) == PVL_BUSY);
+    assert(pvl_send_copy(&op, "abc", 3, 0) == PVL_BUSY && pvl_read(&op, held, 0, 9000, 4096, 9, 1, 0) == PVL_BUSY);
     pvl_memory_put(held);
 }
 
@@ -175,28 +175,32 @@ static void the_short_way_refuses_what_it_is_not_for(void)
     static char much[SIZE];
 
     fake.at_once = 1;
-    assert(pvl_write(&op, foreign, 0, 1, 4096, 9, MS) == PVL_UNUSUAL);
-    assert(pvl_read(&op, foreign, 0, 1, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_write(&op, foreign, 0, 1, 4096, 9, 9000, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, foreign, 0, 9000, 4096, 9, 1, MS) == PVL_UNUSUAL);
     assert(pvl_send(&op, foreign, 0, 1, MS) == PVL_UNUSUAL);
-    assert(pvl_read(&op, held, 0, 1, 4096, 9, MS) == PVL_UNUSUAL); /* nobody may write there */
-    assert(pvl_write(&op, held, 0, 4097, 4096, 9, MS) == PVL_UNUSUAL);
-    assert(pvl_write(&op, held, 0, 1ULL << 32, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, held, 0, 9000, 4096, 9, 1, MS) == PVL_UNUSUAL); /* nobody may write there */
+    assert(pvl_write(&op, held, 0, 4097, 4096, 9, 9000, MS) == PVL_UNUSUAL);
+    assert(pvl_write(&op, held, 0, 12, 4096, 9, 11, MS) == PVL_UNUSUAL);
+    assert(pvl_write_copy(&op, much, 12, 4096, 9, 11, MS) == PVL_UNUSUAL);
+    assert(pvl_write(&op, held, 0, 1ULL << 32, 4096, 9, 9000, MS) == PVL_UNUSUAL);
     assert(pvl_send(&op, held, 0, 2001, MS) == PVL_UNUSUAL && pvl_send_copy(&op, much, 2001, MS) == PVL_UNUSUAL);
     held->access = IBV_ACCESS_LOCAL_WRITE;
-    assert(pvl_read(&op, held, 0, 4097, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, held, 0, 9000, 4096, 9, 4097, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, held, 0, 11, 4096, 9, 12, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, held, 0, 11, 4096, 9, 0, MS) == PVL_UNUSUAL);
     engine->max_reads = 0;
-    assert(pvl_read(&op, held, 0, 1, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_read(&op, held, 0, 9000, 4096, 9, 1, MS) == PVL_UNUSUAL);
     engine->max_piece = engine->max_send = 1 << 30;
-    assert(pvl_write_copy(&op, much, SIZE - PVL_HEADER_BYTES, 4096, 9, MS) == 0);
-    assert(pvl_write_copy(&op, much, SIZE - PVL_HEADER_BYTES + 1, 4096, 9, MS) == PVL_UNUSUAL);
+    assert(pvl_write_copy(&op, much, SIZE - PVL_HEADER_BYTES, 4096, 9, 9000, MS) == 0);
+    assert(pvl_write_copy(&op, much, SIZE - PVL_HEADER_BYTES + 1, 4096, 9, 9000, MS) == PVL_UNUSUAL);
     assert(pvl_send_copy(&op, much, SIZE - PVL_HEADER_BYTES + 1, MS) == PVL_UNUSUAL);
     engine->max_piece = 10;
-    assert(pvl_write_copy(&op, much, 11, 4096, 9, MS) == PVL_UNUSUAL && op.posted == 1 && !op.busy);
-    assert(pvl_memory_close(held, 1) == 0 && pvl_write(&op, held, 0, 1, 4096, 9, MS) == PVL_CLOSED);
+    assert(pvl_write_copy(&op, much, 11, 4096, 9, 9000, MS) == PVL_UNUSUAL && op.posted == 1 && !op.busy);
+    assert(pvl_memory_close(held, 1) == 0 && pvl_write(&op, held, 0, 1, 4096, 9, 9000, MS) == PVL_CLOSED);
     engine->over = 1;
-    assert(pvl_write_copy(&op, much, 1, 4096, 9, MS) == PVL_STOPPED && !op.busy);
+    assert(pvl_write_copy(&op, much, 1, 4096, 9, 9000, MS) == PVL_STOPPED && !op.busy);
     pvl_stop(engine);
-    assert(pvl_write_copy(&op, much, 1, 4096, 9, MS) == PVL_STOPPED);
+    assert(pvl_write_copy(&op, much, 1, 4096, 9, 9000, MS) == PVL_STOPPED);
     pvl_memory_put(held);
     pvl_memory_put(foreign);
 }
@@ -625,7 +629,7 @@ static void *short_mover(void *held)
     struct pvl_op *mine = calloc(1, sizeof(*mine)), *used;
 
     for (int i = 0; i < 300; i++) {
-        int rc = pvl_write(used = &op, held, 64, 64, 4096, 9, 1000 * MS);
+        int rc = pvl_write(used = &op, held, 64, 64, 4096, 9, 9000, 1000 * MS);
 
         if (rc == PVL_BUSY)
             rc = write64(used = mine, held, 1000 * MS);

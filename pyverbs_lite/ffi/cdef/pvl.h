@@ -50,6 +50,8 @@ int pvl_take_event(struct ibv_context *context, struct pvl_event *out);
 #define PVL_HEADER_BYTES ...
 
 struct pvl_op {
+    struct pvl_engine *engine;
+    int32_t busy;
     uint32_t posted;
     uint32_t done;
     int32_t status;
@@ -59,8 +61,6 @@ struct pvl_op {
     uint32_t left;
     void *fetch;
     uint64_t result;
-    struct pvl_engine *engine;
-    int32_t busy;
 };
 struct pvl_memory {
     uint64_t addr;
@@ -231,12 +231,12 @@ int pvl_move(struct pvl_engine *engine, struct pvl_op *op, int opcode, struct pv
 int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcode, const void *source, uint32_t length,
                   uint64_t remote_addr, uint32_t rkey, uint32_t imm, int64_t timeout_ns);
 int pvl_write(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, uint64_t remote_addr,
-              uint32_t rkey, int64_t timeout_ns);
-int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, uint64_t remote_addr,
-             uint32_t rkey, int64_t timeout_ns);
+              uint32_t rkey, uint64_t room, int64_t timeout_ns);
+int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t room, uint64_t remote_addr,
+             uint32_t rkey, uint64_t length, int64_t timeout_ns);
 int pvl_send(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, int64_t timeout_ns);
 int pvl_write_copy(struct pvl_op *op, const void *source, uint64_t length, uint64_t remote_addr, uint32_t rkey,
-                   int64_t timeout_ns);
+                   uint64_t room, int64_t timeout_ns);
 int pvl_send_copy(struct pvl_op *op, const void *source, uint64_t length, int64_t timeout_ns);
 struct pvl_prepared {
     struct pvl_engine *engine;
@@ -250,6 +250,7 @@ struct pvl_prepared {
     int32_t opcode;
     uint32_t heard;
     uint32_t changes;
+    int32_t within;
     struct pvl_list *list;
     ...;
 };

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #define PVL_BATCH 32 /* completions taken at a time; requests behind one doorbell */
+#define PVL_LINE 64  /* bytes of a cache line, on most machines */
 
 /* What posting may come to, beside 0 and a positive errno. */
 #define PVL_NO_SLOT (-1)   /* as many requests are in flight as there are slots */
@@ -66,6 +67,8 @@ struct pvl_memory {
 
 /* One operation of a connection: what its requests have come to. Python owns it, until done equals posted. */
 struct pvl_op {
+    struct pvl_engine *engine; /* of one that is used by pvl_write() and its like */
+    int32_t busy;              /* such a call is in it, or has left it to Python */
     uint32_t posted;
     uint32_t done;
     int32_t status; /* the first that was not SUCCESS, or 0 */
@@ -75,8 +78,6 @@ struct pvl_op {
     uint32_t left;   /* 1 while a list has entries that are not posted yet */
     void *fetch;     /* where a staged read goes, or NULL */
     uint64_t result; /* what an atomic returned */
-    struct pvl_engine *engine; /* of one that is used by pvl_write() and its like */
-    int32_t busy;              /* such a call is in it, or has left it to Python */
 };
 
 /* One request that an operation asks for; see pvl_post(). */
@@ -150,50 +151,39 @@ struct pvl_arrival {
     int32_t opcode;    /* enum ibv_wc_opcode */
 };
 
+/*
+ * What an operation touches comes first, and so close together that it takes few cache lines: after a system call, which
+ * posting is on some devices, each of them has to be fetched again.
+ */
 struct pvl_engine {
     pthread_mutex_t lock;
-    pthread_cond_t news; /* something completed, or nobody polls any more */
-    int sleepers;        /* how many threads wait for news: without any, none is given */
-    int polling;         /* a thread is in pvl_wait(), and the wc array is its own */
-    int registering;     /* how many threads are in pvl_register() */
-    int stopped;         /* no thread may touch the QP, the CQ and the PD any more */
-    int over;            /* the QP is in ERR: receives are not posted again */
-    uint32_t heard;      /* how often Python has taken news of the peer */
+    int sleepers;   /* how many threads wait for news: without any, none is given */
+    int polling;    /* a thread is in pvl_wait(), and the wc array is its own */
+    int stopped;    /* no thread may touch the QP, the CQ and the PD any more */
+    int over;       /* the QP is in ERR: receives are not posted again */
+    int missed;     /* a look found a thread polling, and left what there is to it */
+    uint32_t heard; /* how often Python has taken news of the peer */
 
     struct ibv_qp *qp;
     struct ibv_cq *cq;
-    struct ibv_comp_channel *channel;
-    int peer_fd;
-    struct pvl_hub *hub; /* who reads the channel's events where several engines share it; or NULL. See hub.c */
-    pthread_cond_t bell; /* the hub, or somebody else, has something for the thread that polls */
-    int rung;            /* PVL_WOKE_*: what for, to the thread that polls */
-    int told;            /* the same, to whoever turns the hub; apart, so that neither takes it from the other */
-    int missed;          /* a look found a thread polling, and left what there is to it */
-    int listens;         /* the hub will ring when the peer says something */
-    int poked;           /* since the hub has looked */
-    int collected;       /* it is among those of hub->rung */
-    struct pvl_engine *next_rung;
-    uint32_t seat;
-    uint64_t key;
-    int poke_fd; /* an eventfd of an event loop's, or -1: see look.c */
-    int64_t spin_ns; /* how long a wait may spin before it sleeps */
-    int64_t slice_ns; /* how long one without a timeout may last */
-
-    /* What pvl_write() and its like are for. */
-    struct ibv_pd *pd;
-    uint32_t max_piece; /* of one request */
-    uint32_t max_send;  /* of one message */
-    uint32_t max_reads; /* in flight */
-
-    uint32_t send_slots;
-    uint32_t in_flight;
     struct pvl_slot *slots;
     uint32_t *free; /* a stack of the numbers of free slots */
+    uint32_t send_slots;
+    uint32_t in_flight;
     uint32_t free_count;
+    int poke_fd;            /* an eventfd of an event loop's, or -1: see look.c */
+    struct pvl_list *lists; /* those with entries left to post: see pump.c */
+    struct ibv_pd *pd;      /* what pvl_write() and its like are for: memory of this, */
+    struct pvl_framing framing;
+    struct pvl_stats stats;
+    uint32_t max_piece; /* so much of it in one request, */
+    uint32_t max_send;  /* so much in one message, */
+    uint32_t max_reads; /* and reads, if not 0 */
     uint32_t max_inline;
     uint32_t cell_size;
     uint32_t cell_lkey;
     uint64_t cell_addr; /* one staging cell for each slot */
+    struct ibv_wc wc[PVL_BATCH];
 
     struct pvl_receives *receives;
     uint32_t recv_slots;  /* how many of them this connection may use */
@@ -213,7 +203,23 @@ struct pvl_engine {
     uint64_t cause_wr_id;
     uint32_t flushed;
 
-    struct pvl_list *lists; /* those with entries left to post: see pump.c */
+    pthread_cond_t news; /* something completed, or nobody polls any more */
+    int registering;     /* how many threads are in pvl_register() */
+    struct ibv_comp_channel *channel;
+    int peer_fd;
+    struct pvl_hub *hub; /* who reads the channel's events where several engines share it; or NULL. See hub.c */
+    pthread_cond_t bell; /* the hub, or somebody else, has something for the thread that polls */
+    int rung;            /* PVL_WOKE_*: what for, to the thread that polls */
+    int told;            /* the same, to whoever turns the hub; apart, so that neither takes it from the other */
+    int listens;         /* the hub will ring when the peer says something */
+    int poked;           /* since the hub has looked */
+    int collected;       /* it is among those of hub->rung */
+    struct pvl_engine *next_rung;
+    uint32_t seat;
+    uint64_t key;
+    int64_t spin_ns;  /* how long a wait may spin before it sleeps */
+    int64_t slice_ns; /* how long one without a timeout may last */
+
     struct ibv_send_wr wrs[PVL_BATCH];
     struct ibv_sge sges[2 * PVL_BATCH];
     struct {
@@ -221,12 +227,8 @@ struct pvl_engine {
         uint32_t length;
     } pieces[PVL_BATCH]; /* what they were made of, before headers */
 
-    struct pvl_framing framing;
-    struct pvl_stats stats;
     struct pvl_op own; /* of the requests that nobody waits for */
-
-    struct ibv_wc wc[PVL_BATCH];
-};
+} __attribute__((aligned(PVL_LINE)));
 
 static void pvl_pump(struct pvl_engine *engine);
 static int pvl_list_run(struct pvl_engine *engine, struct pvl_list *list, uint64_t offset, int64_t timeout_ns);
@@ -301,11 +303,12 @@ static void pvl_engine_free(struct pvl_engine *engine)
 static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_comp_channel *channel,
                                          uint32_t send_slots, struct pvl_receives *receives, uint32_t recv_slots)
 {
-    struct pvl_engine *engine = calloc(1, sizeof(*engine));
+    struct pvl_engine *engine = aligned_alloc(PVL_LINE, sizeof(*engine));
     pthread_condattr_t monotonic;
 
     if (!engine)
         return NULL;
+    memset(engine, 0, sizeof(*engine));
     pthread_mutex_init(&engine->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -424,7 +427,7 @@ static void pvl_fly(struct pvl_engine *engine, uint32_t count)
 }
 
 /* Take a slot for requests that were posted; where there is room left, there is a free one. */
-static void pvl_occupy(struct pvl_engine *engine, const struct pvl_slot *slot)
+static inline void pvl_occupy(struct pvl_engine *engine, const struct pvl_slot *slot)
 {
     engine->slots[engine->free[--engine->free_count]] = *slot;
     pvl_fly(engine, slot->count);
@@ -432,7 +435,7 @@ static void pvl_occupy(struct pvl_engine *engine, const struct pvl_slot *slot)
 }
 
 /* So many requests of a slot have ended. */
-static void pvl_end(struct pvl_engine *engine, uint32_t number, uint32_t count)
+static inline void pvl_end(struct pvl_engine *engine, uint32_t number, uint32_t count)
 {
     struct pvl_slot *slot = &engine->slots[number];
     struct pvl_op *op = slot->op;
@@ -880,29 +883,31 @@ static int pvl_run_on(struct pvl_op *op, struct pvl_memory *memory, const struct
     return rc;
 }
 
+/* There is room for so many bytes at the peer. */
 static int pvl_write(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length,
-                     uint64_t remote_addr, uint32_t rkey, int64_t timeout_ns)
+                     uint64_t remote_addr, uint32_t rkey, uint64_t room, int64_t timeout_ns)
 {
     const struct pvl_ask ask = {
         .opcode = IBV_WR_RDMA_WRITE, .addr = memory->addr + offset, .length = (uint32_t)length, .lkey = memory->lkey,
         .remote_addr = remote_addr, .rkey = rkey,
     };
 
-    if (memory->pd != op->engine->pd || length > op->engine->max_piece)
+    if (memory->pd != op->engine->pd || length > op->engine->max_piece || length > room)
         return PVL_UNUSUAL;
     return pvl_run_on(op, memory, &ask, timeout_ns);
 }
 
-static int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length,
-                    uint64_t remote_addr, uint32_t rkey, int64_t timeout_ns)
+/* There are so many bytes at the peer, and all of them are read. */
+static int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t room,
+                    uint64_t remote_addr, uint32_t rkey, uint64_t length, int64_t timeout_ns)
 {
     const struct pvl_ask ask = {
         .opcode = IBV_WR_RDMA_READ, .addr = memory->addr + offset, .length = (uint32_t)length, .lkey = memory->lkey,
         .remote_addr = remote_addr, .rkey = rkey,
     };
 
-    if (memory->pd != op->engine->pd || length > op->engine->max_piece || !op->engine->max_reads ||
-        !(memory->access & IBV_ACCESS_LOCAL_WRITE))
+    if (memory->pd != op->engine->pd || length > op->engine->max_piece || length > room || !length ||
+        !op->engine->max_reads || !(memory->access & IBV_ACCESS_LOCAL_WRITE))
         return PVL_UNUSUAL;
     return pvl_run_on(op, memory, &ask, timeout_ns);
 }
@@ -926,14 +931,16 @@ static int pvl_fits(const struct pvl_engine *engine, uint64_t length)
 
 /* The same for memory of any kind, as pvl_move_copy(). */
 static int pvl_write_copy(struct pvl_op *op, const void *source, uint64_t length, uint64_t remote_addr, uint32_t rkey,
-                          int64_t timeout_ns)
+                          uint64_t room, int64_t timeout_ns)
 {
     const struct pvl_ask ask = {
         .opcode = IBV_WR_RDMA_WRITE, .staged = 1, .source = source, .length = (uint32_t)length,
         .remote_addr = remote_addr, .rkey = rkey,
     };
 
-    return pvl_fits(op->engine, length) ? pvl_run_on(op, NULL, &ask, timeout_ns) : PVL_UNUSUAL;
+    if (!pvl_fits(op->engine, length) || length > room)
+        return PVL_UNUSUAL;
+    return pvl_run_on(op, NULL, &ask, timeout_ns);
 }
 
 static int pvl_send_copy(struct pvl_op *op, const void *source, uint64_t length, int64_t timeout_ns)
@@ -961,6 +968,7 @@ struct pvl_prepared {
     uint32_t heard;   /* engine->heard and memory->changes when it was checked */
     uint32_t changes;
     int32_t running; /* a thread is in it; under the lock */
+    int32_t within;  /* pvl_again() is not for it */
     struct pvl_list *list; /* many moves in one: what they are beside this; or NULL */
 };
 
@@ -1002,6 +1010,8 @@ static int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns)
 /* The same without a timeout: one pointer is all that crosses from Python. */
 static int pvl_again(struct pvl_prepared *prepared)
 {
+    if (prepared->within)
+        return PVL_UNUSUAL;
     return pvl_again_within(prepared, prepared->engine->slice_ns);
 }
 
