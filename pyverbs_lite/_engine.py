@@ -627,7 +627,10 @@ class Engine(Resource):
         """
         try:
             if self._qp.closed or self._qp.state != QPState.ERR:
-                self._qp.to_error()
+                if lib.pvl_to_error(self._c):  # the long way: it knows why not
+                    self._qp.to_error()
+                else:
+                    self._qp._moved(QPState.ERR)
         except VerbsError:
             return False
         return True

@@ -114,12 +114,14 @@ class Registry(KeepsAlive):
     Attributes:
         remote_access: the same.
         naming: held while names change, and while something is made that needs the domain.
+        makers: one for each thread that is about to take ``naming`` to make something; who closes waits for it only
+            where there is one.
         named: name -> region or grant: what the peer knows.
     """
 
     #: Whether what is registered here ends before the domain does.
     passing = False
-    __slots__ = ("_engine", "_peer", "_silent", "named", "pd", "remote_access")
+    __slots__ = ("_engine", "_peer", "_silent", "makers", "named", "pd", "remote_access")
 
     def __init__(self, pd: PD, engine: Engine, peer: Peer, remote_access: AccessFlags) -> None:
         super().__init__()  # a region lives until it or the connection is closed, also where nobody else keeps it
@@ -127,6 +129,7 @@ class Registry(KeepsAlive):
         self._engine, self._peer = engine, peer
         self.named: dict[str, Named] = {}
         self._silent = False
+        self.makers: list[None] = []
 
     # ------------------------------------------------------------ making
 
@@ -138,9 +141,13 @@ class Registry(KeepsAlive):
             access = offered(buffer, "a buffer to register", self.remote_access)
         elif name is not None and not AccessFlags(access) & REMOTE:
             raise ValueError(f"a buffer named {name!r} with {access!r} is of no use to the peer: allow remote access")
-        with self.naming:  # against a thread that closes: the PD must not go while a region is being made
-            self.check_open("register")
-            region = NamedMR(self, buffer, access)
+        self.makers.append(None)
+        try:
+            with self.naming:  # against a thread that closes: the PD must not go while a region is being made
+                self.check_open("register")
+                region = NamedMR(self, buffer, access)
+        finally:
+            self.makers.pop()
         lib.pvl_count_registration(self._engine._c)
         try:
             if name is not None:
@@ -158,14 +165,18 @@ class Registry(KeepsAlive):
 
     def pool(self, **options: Any) -> Pool:
         """Make a pool that ends with the connection; arguments as ``PD.pool``."""
-        with self.naming:
-            self.check_open("pool")
-            pool = self.pd.pool(**options)
-            self.keep(pool)
+        self.makers.append(None)
+        try:
+            with self.naming:
+                self.check_open("pool")
+                pool = self.pd.pool(**options)
+                self.keep(pool)
+        finally:
+            self.makers.pop()
         return pool
 
     def check_open(self, operation: str) -> None:
-        """Refuse what comes after the goodbye; lock ``naming`` held."""
+        """Refuse what comes after the goodbye; lock ``naming`` held, and entered in ``makers``."""
         if self._silent:
             raise ClosedError(f"{operation}: this connection is closed")
 
@@ -216,9 +227,11 @@ class Registry(KeepsAlive):
         """Make nothing and say nothing from now on; say whether that is news."""
         if self._silent:
             return False
-        with self.naming:
-            said, self._silent = self._silent, True
-        return not said
+        self._silent = True
+        if self.makers:  # those who come from now on find that it is too late
+            with self.naming:
+                pass
+        return True
 
     @property
     def regions_only(self) -> bool:

@@ -83,9 +83,13 @@ class Grant:
         self.memory, self.access = memory, access
         self.addr, self.length = memory.addr, memory.length
         self.name: str | None = None
-        with link.registry.naming:
-            link.registry.check_open("grant")
-            self._mw = mw = link.pd.alloc_mw()
+        link.registry.makers.append(None)
+        try:
+            with link.registry.naming:
+                link.registry.check_open("grant")
+                self._mw = mw = link.pd.alloc_mw()
+        finally:
+            link.registry.makers.pop()
         try:
             info = MWBindInfo.of(memory, access)
             self.rkey = mw.next_rkey()
@@ -208,9 +212,13 @@ def _run(link: Link, operation: str, change: _Change, post: Callable[[CData, CDa
         engine._begin(op, operation)
         while True:
             # Against a thread that closes: the window must not go between here and its use in C.
-            with link.registry.naming:
-                link.registry.check_open(operation)
-                rc = post(engine._c, op.c)
+            link.registry.makers.append(None)
+            try:
+                with link.registry.naming:
+                    link.registry.check_open(operation)
+                    rc = post(engine._c, op.c)
+            finally:
+                link.registry.makers.pop()
             if not rc:
                 break
             if rc == lib.PVL_STOPPED or engine.failure is not None:

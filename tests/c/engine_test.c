@@ -733,6 +733,8 @@ static void a_qp_rests_where_nothing_is_in_flight(void)
     assert(pvl_modify(engine, &init, IBV_QP_STATE) == EINVAL && pvl_rest(engine) == EINVAL);
     fake.refuse_modify = 0;
     engine->over = 0;
+    assert(pvl_to_error(engine) == 0 && fake.qp.state == IBV_QPS_ERR);
+    assert(pvl_modify(engine, &init, IBV_QP_STATE) == 0);
     assert(write64(&op, held, 0) == PVL_PENDING && pvl_rest(engine) == PVL_BUSY && fake.qp.state == IBV_QPS_INIT);
     assert(!engine->over && deliver(1, IBV_WC_SUCCESS) == 1);
     assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, MS) == 0);

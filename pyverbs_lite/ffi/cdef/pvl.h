@@ -266,6 +266,7 @@ void pvl_count_wait(struct pvl_engine *engine);
 void pvl_heard(struct pvl_engine *engine);
 void pvl_abandon(struct pvl_engine *engine, struct pvl_op *op);
 int pvl_modify(struct pvl_engine *engine, struct ibv_qp_attr *attr, int mask);
+int pvl_to_error(struct pvl_engine *engine);
 int pvl_rest(struct pvl_engine *engine);
 void pvl_stop(struct pvl_engine *engine);
 void pvl_request_put(struct pvl_request *requests, uint64_t index, int opcode, uint64_t addr, uint64_t length,

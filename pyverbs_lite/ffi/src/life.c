@@ -15,6 +15,14 @@ static int pvl_modify(struct pvl_engine *engine, struct ibv_qp_attr *attr, int m
     return rc;
 }
 
+/* Move the QP to ERR, which flushes every request; returns as pvl_modify(). */
+static int pvl_to_error(struct pvl_engine *engine)
+{
+    struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+
+    return pvl_modify(engine, &error, IBV_QP_STATE);
+}
+
 /*
  * End a connection of which nothing is in flight but receives, and in which no thread waits: bring its QP to RESET, where
  * they are gone without a completion, and empty its CQ, which must be no other QP's.
