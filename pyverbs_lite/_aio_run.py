@@ -137,6 +137,7 @@ class Runner:
             else:
                 return False
             if rc == _PENDING:
+                watch.burst += 1
                 return engine.broken_off(quick, data)  # from here on it is nobody else's
         except BaseException:
             engine.broken_off(quick, data)
