@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from . import connection
 from ._aio_connection import Connection
 from ._aio_hub import HubReader
+from ._aio_server_face import Inner, ServerFace
 from ._aio_thread import in_thread, start_thread
 from ._args import Deadline
-from ._buffer import Memory
-from ._gate import Guest
-from ._link import Link
-from ._server_base import CLOSERS, NOTICE, ServerBase, ServerStats, close_quietly
-from ._settings import ConnectOptions, spelled
-from .enums import AccessFlags
+from ._server_base import CLOSERS, NOTICE, close_quietly
 from .errors import ClosedError
-from .mr import MR
 
 __all__ = ["Server"]
 
 
-class _Inner(ServerBase[Connection]):
-    """The part that is made in a thread, and what the gate's thread calls."""
-
-    def __init__(self, outer: Server, loop: asyncio.AbstractEventLoop, *args: object, **options: object) -> None:
-        self._outer, self._loop = outer, loop
-        super().__init__(*args, **options)  # type: ignore[arg-type]
-
-    def arrived(self, guest: Guest, link: Link) -> None:
-        conn = connection.Connection(link)
-        try:
-            self._loop.call_soon_threadsafe(self._outer._arrived, conn, guest.control.peer)
-        except RuntimeError:  # the loop is closed
-            close_quietly(conn, 0.0)
-            self.vacate()
-
-    def discard(self) -> None:
-        """Let go of everything; nobody has come yet, or everybody has gone."""
-        self._stopping = True
-        self._gate.stop()
-        self._shared.close()
-
-
-class Server:
+class Server(ServerFace[Connection]):
     """Listens on a TCP address, and runs ``await handler(conn)`` for each peer, in a task of its own.
 
     As ``pyverbs_lite.Server``, awaitable; it is bound when it is started, which ``async with`` does. The loop watches
@@ -58,22 +31,7 @@ class Server:
             await server.serve_forever()
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        handler: Callable[[Connection], Awaitable[object]],
-        *,
-        max_connections: int = 500,
-        max_handshakes: int = 32,
-        backlog: int = 512,
-        **options: Unpack[ConnectOptions],
-    ) -> None:
-        if not callable(handler):
-            raise TypeError(f"handler must be callable with a Connection, not {handler!r}")
-        self._handler = handler
-        self._args = (host, port, max_connections, max_handshakes, backlog, options)
-        self._inner: _Inner | None = None
+    def _set_up(self) -> None:
         self._reader: HubReader | None = None
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -81,12 +39,6 @@ class Server:
         self._stopped = asyncio.Event()
         self._until = Deadline(None)  # for the handlers to end, of who is in the greatest hurry
         self._changed = asyncio.Event()  # that, or the last task is gone
-        self._closed = False
-
-    def __repr__(self) -> str:
-        if self._inner is None:
-            return f"<aio.Server for {self._args[0]} port {self._args[1]} (not started)>"
-        return f"<aio.{repr(self._inner).replace('_Inner', 'Server', 1)[1:]}"
 
     # ------------------------------------------------------------ running
 
@@ -103,7 +55,11 @@ class Server:
             if self._inner is not None:
                 return
             loop = asyncio.get_running_loop()
-            inner = await in_thread(lambda: _Inner(self, loop, *self._args), "server", late=_Inner.discard)
+
+            def enter(conn: connection.Connection, peer: str) -> None:
+                loop.call_soon_threadsafe(self._arrived, conn, peer)
+
+            inner: Inner[Connection] = await in_thread(lambda: Inner(enter, *self._args), "server", late=Inner.discard)
             try:
                 self._reader = HubReader(inner._shared.hub)
             except BaseException:
@@ -117,36 +73,6 @@ class Server:
         if self._inner is None:
             await self.start()
         await self._stopped.wait()
-
-    def _started(self) -> _Inner:
-        if self._inner is None:
-            raise ClosedError(f"{self!r}: use async with, or await start() first")
-        return self._inner
-
-    @property
-    def host(self) -> str:
-        """The address it is bound to."""
-        return self._started().host
-
-    @property
-    def port(self) -> int:
-        """The TCP port it is bound to."""
-        return self._started().port
-
-    @property
-    def connections(self) -> tuple[Connection, ...]:
-        """The connections that are open now."""
-        return self._started().connections
-
-    @property
-    def stats(self) -> ServerStats:
-        """What has become of those who came, up to now."""
-        return self._started().stats
-
-    async def register(self, buffer: Memory, *, name: str, access: AccessFlags | None = None) -> MR:
-        """Register a buffer once, and offer it to every peer, in a thread; as ``pyverbs_lite.Server.register``."""
-        inner = self._started()
-        return await in_thread(lambda: inner._register(buffer, name, access), "register", late=MR.close)
 
     # ------------------------------------------------------------ handlers
 
@@ -200,11 +126,6 @@ class Server:
         await in_thread(lambda: close_quietly(conn._conn, timeout), "close")
 
     # ------------------------------------------------------------ the end
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._closed
 
     async def stop(self, timeout: float | None = 5.0) -> None:
         """Accept nobody any more, let the handlers end, then close what is left; safe to call again.
@@ -267,6 +188,3 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop(5.0 if kind is None else 0.0)
-
-
-spelled(Server.__init__)

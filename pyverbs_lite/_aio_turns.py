@@ -151,6 +151,16 @@ class WatchBase(ABC):
             self.arm()
         return False
 
+    def rung(self, what: int) -> None:
+        """Look at what a hub has rung for."""
+        if what & lib.PVL_WOKE_PEER and not (self.closed or self._stopped):
+            self.engine.read_peer()
+            lib.pvl_hub_listen(self.engine._c)  # if that is not over now
+        if what & lib.PVL_WOKE_EVENT:
+            self.armed = False
+        if self.look():
+            self._look_soon()
+
     def arm(self) -> None:
         """Have the next completion raise an event, and see to what has come before."""
         if self.armed or self.closed or self._stopped:

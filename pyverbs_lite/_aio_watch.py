@@ -73,15 +73,6 @@ class Watch(WatchBase):
             self.engine.read_peer()
             self._look()
 
-    def rung(self, what: int) -> None:
-        """Look at what a hub has rung for."""
-        if what & lib.PVL_WOKE_PEER and not (self.closed or self._stopped):
-            self.engine.read_peer()
-            lib.pvl_hub_listen(self.engine._c)  # if that is not over now
-        if what & lib.PVL_WOKE_EVENT:
-            self.armed = False
-        self._look()
-
     def _ring(self) -> None:
         if self.look(event=True):
             self._look_soon()

@@ -22,6 +22,7 @@ import anyio.lowlevel
 from . import _aio_watch
 from ._aio_thread import Call, start_thread
 from ._aio_turns import WatchBase
+from ._anyio_hub import HubWatch
 from ._args import Deadline
 from ._engine import Engine
 from .ffi import lib
@@ -45,7 +46,9 @@ def watch(engine: Engine, peer_fd: int) -> WatchBase:
         of_asyncio = asyncio.current_task() is not None  # a loop that only hosts trio's has none
     except RuntimeError:
         of_asyncio = False
-    return _aio_watch.Watch(engine, peer_fd) if of_asyncio else Watch(engine, peer_fd)
+    if of_asyncio:
+        return _aio_watch.Watch(engine, peer_fd)
+    return Watch(engine, peer_fd) if engine.hub is None else HubWatch(engine)
 
 
 class Watch(WatchBase):

@@ -27,12 +27,14 @@ class Hub(Resource):
 
     Attributes:
         watches: of an event loop's: engine key -> who looks after the engine there.
+        reader: what has the loop watch it, if that is one of anyio's.
     """
 
     def __init__(self, channel: CompChannel, failed: Callable[[VerbsError], None]) -> None:
         self.c: CData = check_ptr("epoll_create1", lib.pvl_hub_new(channel._handle))
         self.fail = failed
         self.watches: MutableMapping[int, Any] = {}
+        self.reader: Any = None
         self._thread: threading.Thread | None = None
         self._own(self.c, _stop_and_free, channel, label="Hub")
 

@@ -17,39 +17,22 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import ClassVar
 
 import anyio
 from typing_extensions import Unpack
 
-from . import _aio_connection, cm, connection, listener
+from . import cm, connection, listener
 from ._aio_connection import Batch
 from ._aio_listener import ListenerBase, dial, listen_by
 from ._aio_prepared import Prepared
 from ._aio_thread import Opening
-from ._anyio_watch import in_thread, watch
+from ._anyio_connection import Connection
+from ._anyio_server import Server
 from ._args import Deadline
 from ._settings import ConnectOptions, spelled
 
-__all__ = ["Batch", "Connection", "Listener", "Prepared", "cm_connect", "cm_listen", "connect", "listen"]
-
-
-class Connection(_aio_connection.Connection):
-    """An RC connection of an event loop of anyio's; everything as of ``pyverbs_lite.aio.Connection``."""
-
-    _face: ClassVar[str] = "anyio"
-    _make_watch = staticmethod(watch)
-    _in_thread = staticmethod(in_thread)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watch.loop_is_over:
-            await self.close()
-            return
-        with anyio.CancelScope(shield=True):
-            await self.close()
+__all__ = ["Batch", "Connection", "Listener", "Prepared", "Server", "cm_connect", "cm_listen", "connect", "listen"]
 
 
 class Listener(ListenerBase):
