@@ -673,10 +673,12 @@ class Engine(Resource):
 
     # ------------------------------------------------------------ the end
 
-    def close_cache(self) -> None:
-        """Let go of what stays registered between operations: none follows."""
-        if self._cache is not None:
-            self._cache.close()
+    def close_cache(self) -> bool:
+        """Let go of what stays registered between operations, for none follows; say whether there was a cache."""
+        if self._cache is None:
+            return False
+        self._cache.close()
+        return True
 
     @property
     def clean(self) -> bool:

@@ -404,9 +404,9 @@ class Link:
             engine.close()
             if not engine.rested:
                 self.qp.to_reset()
-            engine.close_cache()
+            seen = engine.close_cache() or self.registry.used  # by what was made in it, the caller knows the PD
             self.registry.close()
-            return self.context._lay_by(parts)
+            return self.context._lay_by(parts, anew=seen)
         return False
 
 

@@ -234,6 +234,11 @@ class Registry(KeepsAlive):
         return True
 
     @property
+    def used(self) -> bool:
+        """Whether anything was made here; before ``close``."""
+        return bool(self._kept)
+
+    @property
     def regions_only(self) -> bool:
         """Whether there is nothing but regions, which have no part in a QP's state as windows have."""
         return all(isinstance(thing, MR) or thing.closed for thing in self._kept)

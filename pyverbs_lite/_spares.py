@@ -3,7 +3,7 @@
 To make a QP and what goes with it takes the kernel much longer than to connect it. So where a connection on a
 ``Context`` of the caller's has ended in good order, its QP goes to RESET, and all of it waits there. Nothing that a
 peer could know of outlasts the connection: what its caller has registered is gone before, the numbers of its packets
-are random ones, and the protection domain is handed on to another ``PD``, with another ``domain``.
+are random ones, and the protection domain has another ``domain``, and another ``PD`` where a caller has seen one.
 """
 
 from __future__ import annotations
@@ -146,13 +146,19 @@ class SpareKeeper(Resource):
                     return parts
         return None
 
-    def _lay_by(self, parts: Parts) -> bool:
-        """Keep what a connection is made of no more, if there is room; say whether."""
+    def _lay_by(self, parts: Parts, *, anew: bool) -> bool:
+        """Keep what a connection is made of no more, if there is room; say whether.
+
+        Args:
+            anew: whether there must be another ``PD``, because the caller has seen this one.
+        """
         waiting = sum([other.nbytes for other in self._spares])
         full = len(self._spares) >= self._most_spares or waiting + parts.nbytes > MOST_BYTES
         if full or self.closed or not parts.alone:
             return False
-        parts.hand_on()
+        if anew:
+            parts.hand_on()
+        parts.pd.__dict__.pop("_domain", None)
         parts.hush(quiet=True)
         parts.owner = None
         self._spares.append(parts)

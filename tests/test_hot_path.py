@@ -57,6 +57,9 @@ PYTHON = {
     "awaited recv": (3, 3, 125),
 }
 
+#: Python functions that one end of a connection calls, on a context that it is not the first on, with one message sent.
+LIFE = 400
+
 
 def compiled(target: Path, source: str, *options: str) -> Path:
     """Compile a program of ``tests/c`` with everything in ``ffi/src``; warnings are errors."""
@@ -211,3 +214,11 @@ def test_python_around_one_operation() -> None:
         if any(count > most for count, most in zip(found, PYTHON[name], strict=True))
     }
     assert not too_much, counted
+
+
+def test_python_of_a_connections_life() -> None:
+    environment = {**os.environ, "LD_PRELOAD": str(build() / "libnull.so"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "from bench.process import calls_of_a_life; print(calls_of_a_life())"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 100 < int(done.stdout) < LIFE
