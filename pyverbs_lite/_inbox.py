@@ -97,7 +97,7 @@ class Inbox:
     so, and the short way, on which a message is copied into a box by one call of C, takes nothing.
 
     Attributes:
-        boxes: those that are not in use.
+        boxes: those that are not in use, and places for some: a list that becomes empty is allocated anew each time.
         left: the boxes and loans of messages that C has taken and nobody has made use of. They are entered here without
             a call, after which the next interrupt might come.
     """
@@ -105,7 +105,7 @@ class Inbox:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._c = engine._c
-        self.boxes: list[Box] = []
+        self.boxes: list[Box | None] = [None] * 4
         self.left: list[Box | CData] = []
         self._room = _ROOM
         self._taking = threading.RLock()  # reentrant, for a signal handler may use the connection that it interrupted
@@ -156,7 +156,7 @@ class Inbox:
             timeout = Deadline(timeout).seconds  # or that refuses it
         boxes, deadline = self.boxes, None
         try:
-            box = boxes.pop()
+            box = boxes.pop() or self.box()
         except IndexError:
             box = self.box()
         try:
@@ -212,7 +212,7 @@ class Inbox:
         """
         boxes = self.boxes
         try:
-            box = boxes.pop()
+            box = boxes.pop() or self.box()
         except IndexError:
             box = self.box()
         try:

@@ -52,15 +52,14 @@ class Receiver(Mover):
 
         Verb: ibv_post_recv
         """
-        if timeout is not None or lend:
-            inbox = self._engine.inbox
-            if lend:
-                return inbox.lend(timeout, lambda arrival: LentMessage(inbox, arrival))
-            return inbox.receive("recv", timeout, Message, Message._of)
+        if lend:
+            return self._recv_lent(timeout)
+        if timeout is not None:
+            return self._engine.inbox.receive("recv", timeout, Message, Message._of)
         # Most calls: as ``Inbox.receive``, but that this is one call of Python, and one of C with one pointer.
         boxes = self._boxes
         try:
-            box = boxes.pop()
+            box = boxes.pop() or self._engine.inbox.box()
         except IndexError:
             box = self._engine.inbox.box()
         try:
@@ -81,6 +80,10 @@ class Receiver(Mover):
                 self._engine._c.reserved = 1
             raise
         return self._engine.inbox.go_on(rc, box, "recv", Deadline(None), Message._of)
+
+    def _recv_lent(self, timeout: float | None) -> LentMessage:
+        inbox = self._engine.inbox
+        return inbox.lend(timeout, lambda arrival: LentMessage(inbox, arrival))
 
     def recv_into(self, buffer: Memory | MR | MRSlice, *, timeout: float | None = None) -> int:
         """Copy the next message into a buffer, and return its length; its immediate, if it has one, is dropped.
