@@ -212,16 +212,16 @@ static void results_of_reads_and_atomics(void)
 
     op.fetch = into;
     assert(pvl_post(engine, &op, IBV_WR_RDMA_READ, 1, NULL, 0, 5, 0, 4096, 9, 0, 0, 0, 0) == 0);
-    memcpy(cells + (size_t)(SLOTS - 1) * SIZE, "found", 5);
+    memcpy(cells, "found", 5);
     deliver(1, IBV_WC_SUCCESS);
     assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && memcmp(into, "found", 6) == 0);
     assert(pvl_post(engine, &op, IBV_WR_RDMA_READ, 1, NULL, 0, 5, 0, 4096, 9, 0, 0, 0, 0) == 0);
-    memcpy(cells + (size_t)(SLOTS - 1) * SIZE, "wrong", 5);
+    memcpy(cells, "wrong", 5);
     pvl_abandon(engine, &op);
     deliver(1, IBV_WC_SUCCESS);
     assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && memcmp(into, "found", 6) == 0);
     assert(pvl_post(engine, &op, IBV_WR_ATOMIC_FETCH_AND_ADD, 1, NULL, 0, 8, 0, 4096, 9, 0, 1, 0, 0) == 0);
-    memcpy(cells + (size_t)(SLOTS - 1) * SIZE, &word, 8);
+    memcpy(cells, &word, 8);
     deliver(1, IBV_WC_SUCCESS);
     assert(pvl_progress(engine, PVL_UNTIL_FEW, &op, 0, 50 * MS) == 0 && op.result == word);
 }
@@ -258,7 +258,7 @@ static void short_messages_take_one_sge(void)
 {
     struct pvl_memory *held = pvl_memory_new(&domain, 4096, 3, IBV_ACCESS_LOCAL_WRITE); /* that is no address here */
     struct pvl_framing before;
-    const char *cell = cells + (size_t)(SLOTS - 1) * SIZE + PVL_HEADER_BYTES;
+    const char *cell = cells + PVL_HEADER_BYTES;
 
     fake.at_once = 1;
     memcpy(memory + 7, "short", 5);

@@ -16,7 +16,8 @@
 #include <string.h>
 
 #define PVL_BATCH 32 /* completions taken at a time; requests behind one doorbell */
-#define PVL_LINE 64  /* bytes of a cache line, on most machines */
+#define PVL_LINE 64  /* bytes of a cache line, on most machines; and of a page: */
+#define PVL_PAGE 4096
 
 /* What posting may come to, beside 0 and a positive errno. */
 #define PVL_NO_SLOT (-1)   /* as many requests are in flight as there are slots */
@@ -173,6 +174,7 @@ struct pvl_engine {
     uint32_t free_count;
     int poke_fd;            /* an eventfd of an event loop's, or -1: see look.c */
     struct pvl_list *lists; /* those with entries left to post: see pump.c */
+    int64_t slice_ns;       /* how long a wait without a timeout may last */
     struct ibv_pd *pd;      /* what pvl_write() and its like are for: memory of this, */
     struct pvl_framing framing;
     struct pvl_stats stats;
@@ -218,14 +220,13 @@ struct pvl_engine {
     uint32_t seat;
     uint64_t key;
     int64_t spin_ns;  /* how long a wait may spin before it sleeps */
-    int64_t slice_ns; /* how long one without a timeout may last */
 
-    struct ibv_send_wr wrs[PVL_BATCH];
-    struct ibv_sge sges[2 * PVL_BATCH];
+    struct ibv_send_wr *wrs; /* PVL_BATCH of them */
+    struct ibv_sge *sges;    /* two of each */
     struct {
         int32_t opcode;
         uint32_t length;
-    } pieces[PVL_BATCH]; /* what they were made of, before headers */
+    } *pieces; /* what they were made of, before headers */
 
     struct pvl_op own; /* of the requests that nobody waits for */
 } __attribute__((aligned(PVL_LINE)));
@@ -293,39 +294,60 @@ static void pvl_engine_free(struct pvl_engine *engine)
     pthread_cond_destroy(&engine->news);
     pthread_cond_destroy(&engine->bell);
     pthread_mutex_destroy(&engine->lock);
-    free(engine->slots);
-    free(engine->free);
-    free(engine->arrivals);
-    free(engine->framing.control);
     free(engine);
 }
 
+/* Return where an array of a block begins, behind what is `used` of it. */
+static size_t pvl_place(size_t *used, size_t count, size_t size)
+{
+    size_t place = *used;
+
+    *used += (count * size + PVL_LINE - 1) / PVL_LINE * PVL_LINE;
+    return place;
+}
+
+/*
+ * The engine and its arrays are one block, with that first which each request or message needs: after a system call
+ * nothing of it may be in the caches nor in the TLB, so the number of pages counts too.
+ */
 static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_comp_channel *channel,
                                          uint32_t send_slots, struct pvl_receives *receives, uint32_t recv_slots)
 {
-    struct pvl_engine *engine = aligned_alloc(PVL_LINE, sizeof(*engine));
+    struct pvl_engine *engine;
     pthread_condattr_t monotonic;
+    size_t used = 0, free_at, arrivals, slots, control, wrs, sges, pieces;
+    uint32_t ring = 1;
+    void *block;
 
-    if (!engine)
+    while (ring < recv_slots)
+        ring *= 2;
+    pvl_place(&used, 1, sizeof(*engine));
+    free_at = pvl_place(&used, send_slots, sizeof(*engine->free));
+    arrivals = pvl_place(&used, ring, sizeof(*engine->arrivals));
+    slots = pvl_place(&used, send_slots, sizeof(*engine->slots));
+    control = pvl_place(&used, ring, sizeof(*engine->framing.control));
+    wrs = pvl_place(&used, PVL_BATCH, sizeof(*engine->wrs));
+    sges = pvl_place(&used, 2 * PVL_BATCH, sizeof(*engine->sges));
+    pieces = pvl_place(&used, PVL_BATCH, sizeof(*engine->pieces));
+    if (posix_memalign(&block, PVL_PAGE, used)) {
+        errno = ENOMEM;
         return NULL;
-    memset(engine, 0, sizeof(*engine));
+    }
+    engine = memset(block, 0, used);
+    engine->free = (void *)((char *)block + free_at);
+    engine->arrivals = (void *)((char *)block + arrivals);
+    engine->slots = (void *)((char *)block + slots);
+    engine->framing.control = (void *)((char *)block + control);
+    engine->wrs = (void *)((char *)block + wrs);
+    engine->sges = (void *)((char *)block + sges);
+    engine->pieces = (void *)((char *)block + pieces);
+    engine->ring_mask = ring - 1;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&engine->news, &monotonic);
     pthread_cond_init(&engine->bell, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    engine->slots = calloc(send_slots, sizeof(*engine->slots));
-    engine->free = calloc(send_slots, sizeof(*engine->free));
-    while (engine->ring_mask + 1 < recv_slots)
-        engine->ring_mask = 2 * engine->ring_mask + 1;
-    engine->arrivals = calloc((size_t)engine->ring_mask + 1, sizeof(*engine->arrivals));
-    engine->framing.control = calloc((size_t)engine->ring_mask + 1, sizeof(*engine->framing.control));
-    if (!engine->slots || !engine->free || !engine->arrivals || !engine->framing.control) {
-        pvl_engine_free(engine);
-        errno = ENOMEM;
-        return NULL;
-    }
     engine->qp = qp;
     engine->cq = cq;
     engine->channel = channel;
@@ -339,7 +361,7 @@ static struct pvl_engine *pvl_engine_new(struct ibv_qp *qp, struct ibv_cq *cq, s
         engine->wrs[i].sg_list = &engine->sges[2 * i];
     }
     while (engine->free_count < send_slots) {
-        engine->free[engine->free_count] = engine->free_count;
+        engine->free[engine->free_count] = send_slots - 1 - engine->free_count; /* the first ones are used most */
         engine->free_count++;
     }
     return engine;
