@@ -6,8 +6,7 @@ import bisect
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 from ._args import Deadline
 from ._check import os_error
@@ -33,8 +32,7 @@ _ROOM, _MORE_ROOM = 256, 4096
 _KEPT = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """What came in: a message, or the immediate of an RDMA write.
 
     Attributes:
@@ -52,6 +50,10 @@ class Arrival:
 
 def _number_of(arrival: Arrival) -> int:
     return arrival.number
+
+
+def _of_view(plain: Callable[[bytes | memoryview], _T]) -> Callable[[Arrival], _T]:
+    return lambda arrival: plain(arrival.view)
 
 
 class Box:
@@ -137,8 +139,8 @@ class Inbox:
         self,
         operation: str,
         timeout: float | None,
-        plain: Callable[[bytes], _T],
-        take: Callable[[Arrival], _T],
+        plain: Callable[[bytes | memoryview], _T],
+        take: Callable[[Arrival], _T] | None = None,
     ) -> _T:
         """Wait for a message, and return what is made of it; if that raises, the message stays the next one.
 
@@ -146,7 +148,7 @@ class Inbox:
 
         Args:
             plain: makes it of the bytes of a message that has nothing else.
-            take: makes it of any message.
+            take: makes it of any message; None: ``plain`` does.
 
         Raises:
             WaitTimeout: none came in time.
@@ -171,7 +173,8 @@ class Inbox:
                 boxes += (box,)  # no call: after one an interrupt may come, and with it the message would be lost
                 return made
             if rc == _MORE:
-                made = take(self.opened(box))
+                arrival = self.opened(box)
+                made = take(arrival) if take else plain(arrival.view)
                 boxes += (box,)
                 return made
         except BaseException:
@@ -179,7 +182,7 @@ class Inbox:
                 self.left += (box,)
                 self._c.reserved = 1
             raise
-        return self.go_on(rc, box, operation, deadline or Deadline(timeout), take)
+        return self.go_on(rc, box, operation, deadline or Deadline(timeout), take or _of_view(plain))
 
     def go_on(self, rc: int, box: Box, operation: str, deadline: Deadline, take: Callable[[Arrival], _T]) -> _T:
         """Finish what one call of C did not, whose result this was, and which has left the box empty."""
@@ -199,7 +202,13 @@ class Inbox:
         Raises:
             StateError: as many are lent as can be.
         """
-        return self._receive("recv", Deadline(timeout), take, self._engine.failure is not None, True)
+        deadline, engine, c = Deadline(timeout), self._engine, self._c
+        late = engine.failure is not None
+        if not (c.reserved or c.over or c.stopped):
+            found = self._take(take, True)
+            if found is not None:
+                return found[0]
+        return self._receive("recv", deadline, take, late, True)
 
     def box(self) -> Box:
         """Return one more box."""
@@ -274,6 +283,8 @@ class Inbox:
         giving = map(lib.pvl_give_back, (self._c,), (loan,))
         try:
             rc = lib.pvl_lend(self._c, loan, lend)
+            if self._engine._live:  # C may have entered what others wait for, or nobody
+                self._engine._reap()
             if rc > 0:
                 raise StateError(self._all_lent())
             if rc:
@@ -324,7 +335,7 @@ class Inbox:
             self.give_back(left)
 
     def _enter(self, arrival: Arrival, taken: CData | None = None) -> None:
-        kept = replace(arrival, view=memoryview(bytes(arrival.view)), loan=None)
+        kept = arrival._replace(view=memoryview(bytes(arrival.view)), loan=None)
         with self._taking:
             self._c.reserved = 1
             at = bisect.bisect(self._returned, kept.number, key=_number_of)
@@ -422,7 +433,7 @@ class Inbox:
 
     def _give(self, receiving: _Receiving, arrival: Arrival) -> None:
         receiving.value = value = receiving.make(arrival)
-        receiving.arrival = replace(arrival, view=memoryview(value), loan=None)
+        receiving.arrival = arrival._replace(view=memoryview(value), loan=None)
 
     def _let_go(self, receiving: _Receiving) -> None:
         """Whoever asked wants no message any more: one that was given and not made use of is the next one."""

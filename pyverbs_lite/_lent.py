@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-import weakref
 from contextlib import suppress
+from functools import partial
+from sys import is_finalizing
 from types import TracebackType
 from typing import NoReturn
 
 from typing_extensions import Self
 
 from ._inbox import Arrival, Inbox
-from .enums import WCOpcode
 from .errors import ClosedError, StateError
 from .ffi import CData, ffi
 
 __all__ = ["LentMessage"]
+
+_cast, _from_buffer = ffi.cast, ffi.from_buffer
 
 
 class LentMessage:
@@ -33,18 +34,13 @@ class LentMessage:
     """
 
     def __init__(self, inbox: Inbox, arrival: Arrival) -> None:
-        self.imm, self.opcode, self.byte_len = arrival.imm, WCOpcode(arrival.opcode), arrival.byte_len
+        self.imm, self.opcode, self.byte_len = arrival.imm, arrival.opcode, arrival.byte_len
         self._length = len(arrival.view)
         self._inbox = inbox
-        # All that shows the memory refers to this object, and by its end the slot is not looked at any more.
+        # All that shows the memory refers to this pointer, and by its end the slot is not looked at any more.
         # It refers to the ring's view by a destructor: cffi's own hold on a memoryview is no good, see Pinned.
-        place = ffi.cast("char *", ffi.from_buffer(arrival.view))
-        exporter = ffi.buffer(ffi.gc(place, functools.partial(_let_go, arrival.view)), self._length)
-        if arrival.loan is not None:
-            weakref.finalize(exporter, inbox.give_back, arrival.loan).atexit = False
-        self._view: memoryview | None = memoryview(exporter).toreadonly()
-        self._finalizer = weakref.finalize(self, _dropped, repr(self))
-        self._finalizer.atexit = False
+        place = ffi.gc(_cast("char *", _from_buffer(arrival.view)), partial(_let_go, inbox, arrival.loan, arrival.view))
+        self._view: memoryview | None = memoryview(ffi.buffer(place, self._length)).toreadonly()
 
     def __repr__(self) -> str:
         return f"<LentMessage of {self._length} bytes{', released' if self._view is None else ''}>"
@@ -77,7 +73,6 @@ class LentMessage:
     def release(self) -> None:
         """Give the slot back; safe to call again, and after the connection was closed."""
         view, self._view = self._view, None
-        self._finalizer.detach()
         if view is not None:
             with suppress(BufferError):  # an array over it: the slot goes back with that
                 view.release()
@@ -90,18 +85,21 @@ class LentMessage:
     ) -> None:
         self.release()
 
+    def __del__(self) -> None:
+        if getattr(self, "_view", None) is None or is_finalizing():
+            return
+        # Where warnings are errors this raises, and a finaliser has nobody to raise to.
+        with suppress(Exception):
+            text = f"{self!r} was never released; its slot goes back now: use release() or a with block"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "a LentMessage shows memory of one connection and cannot be pickled or copied: use bytes(message)"
         )
 
 
-def _let_go(view: memoryview, _: CData) -> None:
-    """Hold a view until what points into its memory is gone."""
-
-
-def _dropped(label: str) -> None:
-    # Where warnings are errors this raises, and a finaliser has nobody to raise to.
-    with suppress(Exception):
-        text = f"{label} was never released; its slot goes back now: use release() or a with block"
-        warnings.warn(text, ResourceWarning, stacklevel=2)
+def _let_go(inbox: Inbox, loan: CData | None, view: memoryview, _: CData) -> None:
+    """Give a slot back; until what points into its memory is gone, this also holds the view."""
+    if loan is not None:
+        inbox.give_back(loan)

@@ -95,7 +95,7 @@ class Receiver(Mover):
 
         Verb: ibv_post_recv
         """
-        target = as_target(buffer)
+        target = memoryview(buffer) if type(buffer) is bytearray else as_target(buffer)
 
         def fill(message: bytes | memoryview) -> int:
             length = len(message)
@@ -106,7 +106,7 @@ class Receiver(Mover):
             target[:length] = message
             return length
 
-        return self._engine.inbox.receive("recv_into", timeout, fill, lambda arrival: fill(arrival.view))
+        return self._engine.inbox.receive("recv_into", timeout, fill)
 
     def start_recv(self) -> Work[Message]:
         """Ask for the next message without waiting for it; several may be asked for, and are served in that order.

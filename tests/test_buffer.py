@@ -299,7 +299,6 @@ for _ in range(300):
     view = memoryview(bytearray(64))
     arrival = SimpleNamespace(view=memoryview(bytearray(64)), imm=None, opcode=0, byte_len=64, loan=1)
     lent = LentMessage(SimpleNamespace(give_back=id), arrival)
-    lent._finalizer.detach()  # which would warn
     held = Pinned(bytearray(64)), Operation((), view), lent
     loop = Loop()  # the youngest is cleared last
     loop.me, loop.view, loop.held = loop, view, held

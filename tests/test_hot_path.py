@@ -50,6 +50,9 @@ PYTHON = {
     "send bytes": (1, 4, 69),
     "awaited prepared write": (3, 3, 105),
     "recv": (1, 2, 55),
+    "recv, with a timeout": (2, 3, 95),
+    "recv_into": (3, 5, 120),
+    "recv, lent": (23, 14, 450),
     "awaited write": (3, 3, 175),
     "awaited write bytes": (3, 5, 190),
     "awaited read": (10, 14, 450),
@@ -194,6 +197,9 @@ PROGRAM = """
             "send": counted(nothing, lambda: (left.send(part), right.recv())[0]),
             "send bytes": counted(nothing, lambda: (left.send(data), right.recv())[0]),
             "recv": counted(lambda: left.send(part), lambda: right.recv()),
+            "recv, with a timeout": counted(lambda: left.send(part), lambda: right.recv(timeout=1.0)),
+            "recv_into": counted(lambda: left.send(part), lambda into=bytearray(64): right.recv_into(into)),
+            "recv, lent": counted(lambda: left.send(part), lambda: right.recv(lend=True).release()),
             **loop,
         }))
 """

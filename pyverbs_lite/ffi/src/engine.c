@@ -232,6 +232,7 @@ struct pvl_engine {
 } __attribute__((aligned(PVL_LINE)));
 
 static void pvl_pump(struct pvl_engine *engine);
+static inline void pvl_glance(struct pvl_engine *engine, int poke);
 static int pvl_list_run(struct pvl_engine *engine, struct pvl_list *list, uint64_t offset, int64_t timeout_ns);
 static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind);
 static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arrival);
@@ -394,12 +395,18 @@ struct pvl_loan {
     struct pvl_arrival arrival;
 };
 
-/* Take the oldest message, and keep its slot; returns 0, PVL_NOTHING, or ENOBUFS where too many are lent. */
+/*
+ * Take the oldest message, and keep its slot; returns 0, PVL_NOTHING, or ENOBUFS where too many are lent.
+ *
+ * What is counted is asked for by a caller, for whom this looks for completions too.
+ */
 static int pvl_lend(struct pvl_engine *engine, struct pvl_loan *loan, int counted)
 {
     int rc = 0;
 
     pthread_mutex_lock(&engine->lock);
+    if (counted && engine->taken == engine->arrived && !engine->stopped)
+        pvl_glance(engine, 1);
     if (engine->taken == engine->arrived) {
         rc = PVL_NOTHING;
     } else if (counted && engine->lent >= engine->lendable) {
