@@ -120,6 +120,14 @@ class LateDeadline(Deadline):
         self._begun: Deadline | None = None
 
     @property
+    def left(self) -> float:
+        """Seconds left, never negative; ``inf`` without a limit."""
+        if self._begun is None and self.seconds:
+            self._begun = Deadline(self.seconds)
+            return self.seconds
+        return super().left
+
+    @property
     def _end(self) -> float:  # type: ignore[override]
         if self._begun is None:
             self._begun = Deadline(self.seconds)

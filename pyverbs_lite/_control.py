@@ -14,7 +14,7 @@ from typing_extensions import Self
 from ._args import Deadline
 from ._control_base import MOST_CHUNKS, ControlBase, refusal
 from ._settings import KEEP_ALIVE, Settings
-from ._tcp import address_text, tune
+from ._tcp import address_text, await_fd, tune
 from .errors import (
     ClosedError,
     HandshakeError,
@@ -265,10 +265,7 @@ class Control(ControlBase):
         while left := deadline.left:
             if (fd := self.fileno()) < 0:
                 raise ClosedError(f"the control connection with {self.peer} is closed")
-            poller = select.poll()
-            poller.register(fd, what)
-            # poll() rounds towards zero, and would spin through the last millisecond.
-            if poller.poll(int(min(left, _SLICE) * 1000) + 1):
+            if await_fd(fd, what, min(left, _SLICE)):
                 return True
         return False
 

@@ -10,14 +10,15 @@ from typing import Any
 
 from ._args import Deadline, check_int
 from .errors import HandshakeTimeout
+from .ffi import lib
 
-__all__ = ["address_text", "bind_tcp", "connect_tcp", "own_address", "tune"]
+__all__ = ["address_text", "await_fd", "bind_tcp", "connect_tcp", "own_address", "tune"]
 
 #: Addresses that stand for all that there are.
 _EVERY = ("0.0.0.0", "::")
 _ON_ITS_WAY = (errno.EINPROGRESS, errno.EALREADY)
-#: One wait for an answer, in seconds: more than TCP takes to give up.
-_LONGEST = 3600.0
+#: One wait for an answer, in seconds.
+_SLICE = 1.0
 
 
 def address_text(address: tuple[object, ...]) -> str:
@@ -89,6 +90,19 @@ def connect_tcp(host: str, port: int, deadline: Deadline) -> tuple[socket.socket
     raise OSError(refusal.errno, f"cannot connect to {host} port {port}: {refusal.strerror or refusal}") from refusal
 
 
+def await_fd(fd: int, events: int, seconds: float) -> bool:
+    """Wait until a descriptor is ready for something, of ``select.POLLIN`` and such, or has failed; say whether it is.
+
+    A signal ends it as well, so that whoever waits looks how much time is left.
+
+    Raises:
+        OSError: the descriptor cannot be waited for.
+    """
+    if (n := lib.pvl_await_fd(fd, events, int(seconds * 1e9))) < 0:
+        raise OSError(-n, os.strerror(-n))
+    return n > 0
+
+
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     """Return the addresses of a name, each with its family."""
     try:
@@ -104,13 +118,10 @@ def _connect(sock: socket.socket, address: tuple[Any, ...], deadline: Deadline) 
     if code in _ON_ITS_WAY:
         code = sock.connect_ex(address)  # of this host's own listeners the answer is there by now
     while code in _ON_ITS_WAY:
-        left = deadline.left
-        poller = select.poll()
-        poller.register(sock, select.POLLOUT)
-        if not left or not poller.poll(min(left, _LONGEST) * 1000 + 1):
-            code = errno.ETIMEDOUT
-        else:
+        if await_fd(sock.fileno(), select.POLLOUT, deadline.at_most(_SLICE)):
             code = sock.connect_ex(address)
+        elif deadline.expired:
+            code = errno.ETIMEDOUT
     if code:
         raise OSError(code, os.strerror(code))
 

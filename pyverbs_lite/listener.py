@@ -9,11 +9,11 @@ from types import TracebackType
 
 from typing_extensions import Self, Unpack
 
-from ._args import Deadline
+from ._args import Deadline, LateDeadline
 from ._control import Control
 from ._establish import establish
 from ._settings import ConnectOptions, Settings, spelled
-from ._tcp import address_text, bind_tcp, own_address, tune
+from ._tcp import address_text, await_fd, bind_tcp, own_address, tune
 from .connection import Connection
 from .errors import ClosedError, PeerClosedError, WaitTimeout
 
@@ -64,7 +64,7 @@ class Listener:
         """
         deadline = Deadline(timeout)
         control = self._next(deadline)
-        limit = deadline.sooner(self._settings.timeout)
+        limit = LateDeadline(self._settings.timeout) if timeout is None else deadline.sooner(self._settings.timeout)
         return Connection(establish(control, self._settings, limit, accepting=True))
 
     def _next(self, deadline: Deadline) -> Control:
@@ -84,9 +84,7 @@ class Listener:
                 raise WaitTimeout(f"nobody connected within {deadline.seconds} s", "accept")
             # The socket never blocks, so that each thread has its own deadline, and a client that is gone again holds
             # up nobody. In slices, because the descriptor of a socket that was closed may soon be another file's.
-            poller = select.poll()
-            poller.register(fd, select.POLLIN)
-            poller.poll(int(min(left, _SLICE) * 1000) + 1)
+            await_fd(fd, select.POLLIN, min(left, _SLICE))
         raise ClosedError(f"{self!r} cannot accept")
 
     @property

@@ -585,6 +585,8 @@ static void waits_end_for_the_right_reason(void)
     fake.arms = 0;
     fake_done(&(struct ibv_wc){.wr_id = 1});
     assert(pvl_wait(&fake.cq, &fake.channel, fds[0], wc, 4, 0, 50 * MS, &got, &woke) == 0 && got == 1 && !fake.arms);
+    assert(pvl_await_fd(fds[0], POLLIN, 50 * MS) == 1 && pvl_await_fd(fds[0], POLLOUT, 2 * MS) == 0);
+    assert(pvl_await_fd(fds[0], POLLIN, -1) == -EINVAL);
     close(fds[0]);
     close(fds[1]);
 }

@@ -7,6 +7,7 @@
 
 int pvl_wait(struct ibv_cq *cq, struct ibv_comp_channel *channel, int peer_fd, struct ibv_wc *wc, int max_wc,
              int64_t spin_ns, int64_t timeout_ns, int *got, int *woke);
+int pvl_await_fd(int fd, int events, int64_t timeout_ns);
 int pvl_set_nonblocking(int fd);
 int pvl_drain_events(struct ibv_comp_channel *channel);
 

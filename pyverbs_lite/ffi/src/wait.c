@@ -121,6 +121,21 @@ static int pvl_sleep(struct ibv_comp_channel *channel, int peer_fd, int64_t left
 }
 
 /*
+ * Sleep until a descriptor is ready for some of the events, or has failed, or a signal comes, or so long; say whether it
+ * is ready, or return a negative errno. Python's poll() reads the clock besides, so as to go on after a signal.
+ */
+static int pvl_await_fd(int fd, int events, int64_t timeout_ns)
+{
+    struct pollfd one = {.fd = fd, .events = (short)events};
+    struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+    int n = ppoll(&one, 1, &limit, NULL);
+
+    if (n < 0)
+        return errno == EINTR ? 0 : -errno;
+    return n;
+}
+
+/*
  * Wait until the CQ has completions, and take up to max_wc of them.
  *
  * Returns 0 or a negative errno. How many were taken goes to *got and not into the return value: an exception
