@@ -209,8 +209,11 @@ class Control(ControlBase):
         if self._tls is not None:
             self._unsent += self._tls.data_to_send()
         if self._unsent:
-            with suppress(BlockingIOError):
-                del self._unsent[: self.socket.send(self._unsent, _SENDING)]
+            try:
+                sent = self.socket.send(self._unsent, _SENDING)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
 
     def _read(self) -> bytes | None:
         """Return what has arrived, empty at the end, or None if nothing has."""

@@ -334,9 +334,7 @@ class Link:
         """
         self.remote = remote
         self.peer.connection = remote.nonce or 1
-        agreed = negotiate(self.endpoint, remote)
-        longest = min(agreed.max_send_size, agreed.max_rdma_size - HEADER)
-        self.agreed: Negotiated = replace(agreed, max_send_size=longest)
+        self.agreed: Negotiated = negotiate(self.endpoint, remote, HEADER)
         self.engine.grant(self.options.recv_depth, remote.recv_depth, immediates=not self.iwarp)
 
     @property

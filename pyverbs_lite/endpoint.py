@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 
@@ -29,6 +31,12 @@ _RANGES: dict[str, tuple[int, int, str]] = {
     "credit_depth": (LEAST_CREDITS, 0xFF, "so many credits may be on their way at once, and 8 bits"),
     "max_msg_sz": (1, 2**32 - 1, "32 bits"),
 }
+
+
+_KINDS = {"gid": IPv6Address, "link_layer": LinkLayer, "mtu": MTU}
+_numbers, _enums = operator.attrgetter(*_RANGES), operator.attrgetter(*_KINDS)
+_INT = functools.partial(operator.is_, int)
+_LEAST, _MOST, _ = zip(*_RANGES.values(), strict=True)
 
 
 def random_bits(bits: int) -> int:
@@ -72,13 +80,15 @@ class Endpoint:
     nonce: int = field(default_factory=lambda: random_bits(64))
 
     def __post_init__(self) -> None:
-        for name, (low, high, why) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:  # hardly ever
-                object.__setattr__(self, name, checked_int(value, low, high, name, why))
-        for name, kind in (("gid", IPv6Address), ("link_layer", LinkLayer), ("mtu", MTU)):
-            if not isinstance(value := getattr(self, name), kind):
-                raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+        # All at a time, and one by one only where one is not as it should be: most records are read from the wire.
+        numbers = _numbers(self)
+        plain = all(map(_INT, map(type, numbers)))
+        if not (plain and all(map(operator.le, _LEAST, numbers)) and all(map(operator.le, numbers, _MOST))):
+            for name, (low, high, why) in _RANGES.items():
+                object.__setattr__(self, name, checked_int(getattr(self, name), low, high, name, why))
+        if not all(map(isinstance, _enums(self), _KINDS.values())):
+            name = next(name for name, kind in _KINDS.items() if not isinstance(getattr(self, name), kind))
+            raise TypeError(f"{name} must be of type {_KINDS[name].__name__}, not {getattr(self, name)!r}")
         if self.link_layer not in _LINK_LAYER_NAMES:
             raise ValueError("link_layer is UNSPECIFIED: it must be INFINIBAND or ETHERNET")
         if self.link_layer is LinkLayer.INFINIBAND:
@@ -102,10 +112,13 @@ class Negotiated:
     send_depth_limit: int
 
 
-def negotiate(local: Endpoint, remote: Endpoint) -> Negotiated:
+def negotiate(local: Endpoint, remote: Endpoint, header: int = 0) -> Negotiated:
     """Return what the two sides have in common.
 
     Reads and atomics in flight are bounded by what the other side serves, sends by what it has posted.
+
+    Args:
+        header: bytes that stand in front of every message, beside what its receive takes of it.
 
     Raises:
         HandshakeError: the two cannot be connected.
@@ -121,7 +134,7 @@ def negotiate(local: Endpoint, remote: Endpoint) -> Negotiated:
         path_mtu=min(local.mtu, remote.mtu),
         max_rd_atomic=min(local.max_rd_atomic, remote.max_dest_rd_atomic),
         max_dest_rd_atomic=min(local.max_dest_rd_atomic, remote.max_rd_atomic),
-        max_send_size=min(remote.max_message_size, max_rdma_size),
+        max_send_size=min(remote.max_message_size, max_rdma_size - header),
         max_rdma_size=max_rdma_size,
         send_depth_limit=remote.recv_depth,
     )

@@ -50,7 +50,6 @@ from ._frames import (
     pack_endpoint,
     plain,
     preface,
-    unpack,
 )
 from .endpoint import Endpoint
 from .errors import AuthenticationError, HandshakeError, PeerClosedError, PeerProtocolError, StateError
@@ -112,6 +111,8 @@ _NEXT: dict[int, dict[_Phase, _Phase]] = {
     FrameType.CHALLENGE: {},
     FrameType.PROOF: {},
 }
+#: What is said of memory.
+_TELLING = frozenset({FrameType.DOMAIN, FrameType.BUFFER, FrameType.WITHDRAW})
 _PROVING = frozenset({FrameType.CHALLENGE, FrameType.PROOF})
 #: What a side says first, in this order: without a key, with one, and with one that comes after the records.
 _OPENING = (FrameType.HELLO,)
@@ -149,26 +150,30 @@ class _Side:
             raise self.error(f"{self.who} sent {name} {self.place}, where {may} may come")
 
     def step(self, kind: int, event: Event) -> None:
-        self.check_order(kind)
-        match event:
-            case DomainNamed(domain):
-                if self.domain or self.names:
-                    raise self.error(f"{self.who} sent DOMAIN again, or after a BUFFER")
-                self.domain = domain
-            case BufferAdded(buffer):
-                if len(self.names) == MAX_BUFFERS and buffer.name not in self.names:
-                    raise self.error(f"{self.who} named more than {MAX_BUFFERS} buffers")
-                self.names[buffer.name] = None
-            case BufferWithdrawn(name):
-                if name not in self.names:
-                    raise self.error(f"{self.who} withdrew {name!r}, and no buffer has that name")
-                del self.names[name]
+        """Take note of what it says, which comes in order."""
+        if kind in _TELLING:
+            self._note(event)
         if self.opening[:1] == (kind,):
             self.opening = self.opening[1:]
             self.phase = self.phase if self.opening else _Phase.GREETED
         else:
             self.opening = ()
             self.phase = _NEXT[kind][self.phase]
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, DomainNamed):
+            if self.domain or self.names:
+                raise self.error(f"{self.who} sent DOMAIN again, or after a BUFFER")
+            self.domain = event.domain
+        elif isinstance(event, BufferAdded):
+            if len(self.names) == MAX_BUFFERS and event.buffer.name not in self.names:
+                raise self.error(f"{self.who} named more than {MAX_BUFFERS} buffers")
+            self.names[event.buffer.name] = None
+        else:
+            assert isinstance(event, BufferWithdrawn)
+            if event.name not in self.names:
+                raise self.error(f"{self.who} withdrew {event.name!r}, and no buffer has that name")
+            del self.names[event.name]
 
 
 #: First bytes -> what speaks there.
@@ -369,6 +374,7 @@ class Channel:
 
     def _say(self, kind: FrameType, event: Event, payload: bytes = b"") -> None:
         self._raise_failure()
+        self._local.check_order(kind)
         self._local.step(kind, event)
         frame = frame_header(kind, len(payload)) + payload
         self._silent = False
@@ -391,9 +397,11 @@ class Channel:
                     raise ValueError(f"it came {self._remote.phase.value}, where nothing may come")
                 if len(self._inbox) < HEADER.size:
                     return
-                header = unpack("Header", self._inbox)
-                kind, end = header["type"], HEADER.size + header["length"]
-                self._check_header(**header)
+                head, flags, reserved, length = HEADER.unpack_from(self._inbox)
+                if reserved:
+                    checked_int(reserved, 0, 0, "reserved")
+                kind, end = head, HEADER.size + length
+                self._check_header(head, flags, length)
                 whole = end + (SEAL_SIZE if self._auth is not None and self._auth.sealed(self._auth.role.other) else 0)
                 if len(self._inbox) < whole:
                     return
@@ -425,14 +433,20 @@ class Channel:
     def _check_header(self, type: int, flags: int, length: int) -> None:
         # All that a header can tell is checked before the payload is waited for.
         # A PROOF is covered by nothing but what it proves, so nothing else of it may have a choice.
-        checked_int(flags, 0, 0 if type in _PROVING else MAY_IGNORE, "flags")
+        if flags:
+            checked_int(flags, 0, 0 if type in _PROVING else MAY_IGNORE, "flags")
         known = FRAMES.get(type)
         least, most = (known.least, known.most) if known else (0, MAX_FRAME)
-        checked_int(length, least, most, "length")
+        if not least <= length <= most:
+            checked_int(length, least, most, "length")
         if not known and not flags & MAY_IGNORE:
             raise ValueError(f"type {type} is unknown to version {VERSION}, and must not be ignored")
-        keyless = _PROVING.intersection(self._remote.opening) and type not in {*_PROVING, *self._remote.may}
-        if (known and keyless) or (type == FrameType.CHALLENGE and self._auth is None):
+        if self._auth is None:
+            keyless = type == FrameType.CHALLENGE
+        else:
+            due = _PROVING.intersection(self._remote.opening)
+            keyless = known is not None and bool(due) and type not in {*_PROVING, *self._remote.may}
+        if keyless:
             raise AuthenticationError("only one of the two sides was given an authkey: give both the same one")
         self._remote.check_order(type)
 
@@ -443,9 +457,9 @@ class Channel:
         self._recognised = True
         if len(self._inbox) < PREFACE.size:
             return False
-        preface = unpack("Preface", self._inbox)
-        newest = checked_int(preface["version"], 1, 0xFFFF, "version")
-        oldest = checked_int(preface["min_version"], 1, newest, "min_version")
+        _, newest, oldest = PREFACE.unpack_from(self._inbox)
+        checked_int(newest, 1, 0xFFFF, "version")
+        checked_int(oldest, 1, newest, "min_version")
         if oldest > VERSION or newest < MIN_VERSION:
             raise ValueError(
                 f"it speaks versions {oldest} to {newest} of the protocol, and this side {MIN_VERSION} to {VERSION}"

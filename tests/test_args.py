@@ -111,7 +111,7 @@ def test_a_late_deadline_begins_at_the_first_look(monkeypatch):
     clock = SimpleNamespace(monotonic=now.pop)  # one look is one number, and no more
     monkeypatch.setattr(_args, "time", clock)
     deadline = LateDeadline(5)
-    now[:] = [200.0, 200.0]  # it begins, and is looked at
+    now[:] = [200.0]  # it begins
     assert deadline.left == 5
     now[:] = [203.0]
     assert deadline.left == 2
@@ -121,6 +121,11 @@ def test_a_late_deadline_begins_at_the_first_look(monkeypatch):
     assert deadline.expired
     now[:] = [210.0]
     assert deadline.sooner(60) is deadline
+    later = LateDeadline(5)
+    now[:] = [300.0, 300.1]
+    assert not later.expired
+    now[:] = [305.1]
+    assert later.expired
     assert now == []
 
 

@@ -347,6 +347,12 @@ def test_nonces_differ_by_themselves():
     assert Endpoint(**fields).nonce != Endpoint(**fields).nonce
 
 
+def test_numbers_of_other_kinds_become_plain_ones():
+    record = replace(LEFT, psn=np.uint32(0xABCDEF), recv_depth=np.int64(7))
+    assert (record.psn, type(record.psn), record.recv_depth, type(record.recv_depth)) == (0xABCDEF, int, 7, int)
+    assert record == replace(LEFT, psn=0xABCDEF, recv_depth=7)
+
+
 def test_random_numbers_are_no_two_the_same_and_a_forked_child_draws_its_own():
     numbers = [random_bits(64) for _ in range(500)]
     assert len(set(numbers)) == 500

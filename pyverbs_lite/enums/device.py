@@ -111,13 +111,14 @@ class MTU(IntEnum):
             ValueError: no code stands for that size.
 
         """
-        for member, size in _MTU_BYTES.items():
-            if size == nbytes:
-                return member
-        raise ValueError(f"path MTU must be one of {[*_MTU_BYTES.values()]} bytes, not {nbytes}")
+        try:
+            return _MTU_OF[nbytes]
+        except KeyError:
+            raise ValueError(f"path MTU must be one of {[*_MTU_OF]} bytes, not {nbytes}") from None
 
 
 _MTU_BYTES = {member: int(member.name.removeprefix("MTU_")) for member in MTU}
+_MTU_OF = {size: member for member, size in _MTU_BYTES.items()}
 
 
 class PortState(IntEnum):
