@@ -119,6 +119,10 @@ class LateDeadline(Deadline):
         self.seconds = None if seconds is None else check_seconds(seconds)
         self._begun: Deadline | None = None
 
+    def end(self) -> None:
+        """Let it be now, as ``Deadline.end`` does."""
+        self.seconds, self._begun = 0.0, Deadline(0)
+
     @property
     def left(self) -> float:
         """Seconds left, never negative; ``inf`` without a limit."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ._args import Deadline
+from ._args import Deadline, LateDeadline
 from ._buffer import Memory
 from ._control import Control
 from ._establish import establish
@@ -132,10 +132,10 @@ class Dial:
             As one attempt, for what will not pass.
         """
         backoff, settings = self.settings.reconnect, self.settings
-        attempt = attempt or Attempt()
         if backoff is None:
-            return self.once(self, attempt, attempt.limited(Deadline(settings.timeout)))
-        total = Deadline(backoff.total)
+            deadline = LateDeadline(settings.timeout)
+            return self.once(self, attempt, deadline if attempt is None else attempt.limited(deadline))
+        attempt, total = attempt or Attempt(), Deadline(backoff.total)
         for number, pause in enumerate(backoff.pauses(), 1):
             try:
                 return self.once(self, attempt, attempt.limited(total.sooner(settings.timeout)))

@@ -66,7 +66,6 @@ class Connection(Receiver, Many):
 
     def __init__(self, link: Link, dial: Dial | None = None) -> None:
         super().__init__(link)
-        self._info: ConnectionInfo | None = None
         self._dial = dial  # how this side has connected
         self._renewed = False
         self._closed = False
@@ -75,13 +74,6 @@ class Connection(Receiver, Many):
         self.remote = RemoteBuffers(link)
         # The net under close(): the link knows nothing of this object, so it is whole when this runs.
         self._finalizer = weakref.finalize(self, dropped, link)
-
-    @property
-    def info(self) -> ConnectionInfo:
-        """How it is built and what was agreed: a ``ConnectionInfo``, always the same."""
-        if self._info is None:
-            self._info = ConnectionInfo.of(self._link)
-        return self._info
 
     def __repr__(self) -> str:
         return label_of(self._link, self._closed)

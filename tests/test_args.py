@@ -126,7 +126,11 @@ def test_a_late_deadline_begins_at_the_first_look(monkeypatch):
     assert not later.expired
     now[:] = [305.1]
     assert later.expired
-    assert now == []
+    now[:] = [70.0] * 4  # for those that are compared with
+    for ended in (later, LateDeadline(5), LateDeadline(None)):
+        ended.end()
+        assert (ended.expired, ended.left, ended.sooner(1)) == (True, 0.0, ended)
+    assert now == [70.0]
 
 
 def test_a_late_deadline_is_checked_at_once():
