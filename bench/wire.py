@@ -24,6 +24,7 @@ from pyverbs_lite import gid
 from .floor import EVENTS, READ, WRITE, YIELD, Floor, path_of, paths
 from .layer import Worker, peer_workers
 from .life import ENOUGH
+from .ours import runs, writes
 from .pair import pairs
 from .rounds import Timed, Unmeasured, Whole, measure
 
@@ -89,7 +90,7 @@ def latency(floor: Floor, peers: dict[str, Worker], rounds: int, seconds: float)
         part, mirror = left.register(bytearray(64))[:], right.register(bytearray(64))[:]
         remote = left.remote["target"][:64]
         path, back = paths(*made[1], 64)
-        prepared, write = loop(left.prepare_write(remote, part).run), loop(partial(left.write, remote, part))
+        prepared, write = runs(left.prepare_write(remote, part)), writes(left, remote, part)
 
         ping, pong = left.prepare_send(part).run, right.prepare_send(mirror).run
 
@@ -186,7 +187,7 @@ def latencies(floor: Floor, rounds: int, seconds: float, sizes: tuple[int, ...])
             report(
                 {
                     f"write {size} one: c": partial(_one, floor, path, WRITE, size),
-                    f"write {size} one: pvl": loop(partial(left.write, place, part)),
+                    f"write {size} one: pvl": writes(left, place, part),
                     f"read {size} one: c": partial(_one, floor, path, READ, size),
                     f"read {size} one: pvl": loop(partial(left.read, place, part)),
                     f"read {size} one: perftest": Whole(partial(_perftest_lat, size)),

@@ -50,7 +50,7 @@ class Mover:
 
     def _source(self, data: Memory | MR | MRSlice) -> Source:
         """Look at data to be sent or to be filled, before anything is done with them."""
-        if isinstance(data, MRSlice) and data.mr.pd is self._pd and data.mr._owned.cdata is not None:
+        if isinstance(data, MRSlice) and (mr := data.mr).pd is self._pd and mr._owned.cdata is not None:
             return data  # as below
         if not isinstance(data, (MR, MRSlice)):
             try:
