@@ -31,6 +31,7 @@ static void pvl_grant(struct pvl_engine *engine, uint32_t offered, uint32_t wort
  *
  * sge has room for two. Data that are staged stand in the cell behind the header; others stay where they are.
  */
+PVL_HOT
 static void pvl_dress(struct pvl_engine *engine, uint32_t slot, struct ibv_send_wr *wr, struct ibv_sge *sge, int opcode,
                       int staged, uint32_t imm, uint32_t length)
 {
@@ -83,6 +84,7 @@ static void pvl_tell_now(struct pvl_engine *engine)
 }
 
 /* Do so if there are enough, and nothing else has told of them. */
+PVL_HOT
 static void pvl_tell(struct pvl_engine *engine)
 {
     const struct pvl_framing *framing = &engine->framing;
@@ -96,6 +98,7 @@ static void pvl_tell(struct pvl_engine *engine)
 }
 
 /* Post a receive again whose message of that kind is done with. */
+PVL_HOT
 static int pvl_repost(struct pvl_engine *engine, uint32_t slot, int kind)
 {
     int ended = engine->stopped || engine->over, rc;
@@ -131,6 +134,7 @@ static void pvl_refuse(struct pvl_engine *engine, uint32_t slot)
 }
 
 /* Enter what Python is to take; a peer that sends more than it was granted is no peer of ours. */
+PVL_HOT
 static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arrival)
 {
     if (engine->arrived - engine->taken >= engine->recv_slots) {
@@ -145,6 +149,7 @@ static void pvl_arrive(struct pvl_engine *engine, const struct pvl_arrival *arri
 }
 
 /* Enter what arrived in a slot of the receive ring. */
+PVL_HOT
 static void pvl_unframe(struct pvl_engine *engine, uint32_t slot, uint32_t byte_len)
 {
     struct pvl_framing *framing = &engine->framing;

@@ -18,6 +18,7 @@
 #define PVL_BATCH 32 /* completions taken at a time; requests behind one doorbell */
 #define PVL_LINE 64  /* bytes of a cache line, on most machines; and of a page: */
 #define PVL_PAGE 4096
+#define PVL_HOT __attribute__((hot)) /* the linker puts these next to each other, in few pages */
 
 /* What posting may come to, beside 0 and a positive errno. */
 #define PVL_NO_SLOT (-1)   /* as many requests are in flight as there are slots */
@@ -480,6 +481,7 @@ static inline void pvl_end(struct pvl_engine *engine, uint32_t number, uint32_t 
     __atomic_store_n(&op->done, op->done + count, __ATOMIC_RELEASE); /* last: Python looks without the lock */
 }
 
+PVL_HOT
 static void pvl_complete(struct pvl_engine *engine, const struct ibv_wc *wc)
 {
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
@@ -578,6 +580,7 @@ static void pvl_found_nothing(struct pvl_engine *engine)
 }
 
 /* Enter completions that were taken, start what they make room for, and tell whoever waits; `poke` the event loop too. */
+PVL_HOT
 static void pvl_enter(struct pvl_engine *engine, int got, int poke)
 {
     for (int i = 0; i < got; i++)
@@ -689,6 +692,7 @@ static int pvl_beside(const struct pvl_engine *engine, const struct pvl_memory *
 }
 
 /* What pvl_post() does; under the lock. */
+PVL_HOT
 static int pvl_post_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory,
                            const struct pvl_ask *ask)
 {
@@ -823,6 +827,7 @@ static inline void pvl_glance(struct pvl_engine *engine, int poke)
 }
 
 /* What pvl_run() does; under the lock. */
+PVL_HOT
 static int pvl_run_locked(struct pvl_engine *engine, struct pvl_op *op, struct pvl_memory *memory,
                           const struct pvl_ask *ask, int64_t timeout_ns)
 {
@@ -895,6 +900,7 @@ static int pvl_move_copy(struct pvl_engine *engine, struct pvl_op *op, int opcod
  * These return as pvl_move() does. After PVL_PENDING the operation is busy until Python has seen to it. PVL_BUSY:
  * another thread has it. PVL_UNUSUAL: it is not what these are for, or nothing that is allowed; the caller looks which.
  */
+PVL_HOT
 static int pvl_run_on(struct pvl_op *op, struct pvl_memory *memory, const struct pvl_ask *ask, int64_t timeout_ns)
 {
     struct pvl_engine *engine = op->engine;
@@ -913,6 +919,7 @@ static int pvl_run_on(struct pvl_op *op, struct pvl_memory *memory, const struct
 }
 
 /* There is room for so many bytes at the peer. */
+PVL_HOT
 static int pvl_write(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length,
                      uint64_t remote_addr, uint32_t rkey, uint64_t room, int64_t timeout_ns)
 {
@@ -927,6 +934,7 @@ static int pvl_write(struct pvl_op *op, struct pvl_memory *memory, uint64_t offs
 }
 
 /* There are so many bytes at the peer, and all of them are read. */
+PVL_HOT
 static int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t room,
                     uint64_t remote_addr, uint32_t rkey, uint64_t length, int64_t timeout_ns)
 {
@@ -941,6 +949,7 @@ static int pvl_read(struct pvl_op *op, struct pvl_memory *memory, uint64_t offse
     return pvl_run_on(op, memory, &ask, timeout_ns);
 }
 
+PVL_HOT
 static int pvl_send(struct pvl_op *op, struct pvl_memory *memory, uint64_t offset, uint64_t length, int64_t timeout_ns)
 {
     const struct pvl_ask ask = {
@@ -959,6 +968,7 @@ static int pvl_fits(const struct pvl_engine *engine, uint64_t length)
 }
 
 /* The same for memory of any kind, as pvl_move_copy(). */
+PVL_HOT
 static int pvl_write_copy(struct pvl_op *op, const void *source, uint64_t length, uint64_t remote_addr, uint32_t rkey,
                           uint64_t room, int64_t timeout_ns)
 {
@@ -972,6 +982,7 @@ static int pvl_write_copy(struct pvl_op *op, const void *source, uint64_t length
     return pvl_run_on(op, NULL, &ask, timeout_ns);
 }
 
+PVL_HOT
 static int pvl_send_copy(struct pvl_op *op, const void *source, uint64_t length, int64_t timeout_ns)
 {
     const struct pvl_ask ask = {
@@ -1002,6 +1013,7 @@ struct pvl_prepared {
 };
 
 /* Make a prepared move once, as pvl_move() does; or PVL_BUSY, PVL_LATE, PVL_CHECK, and then nothing was posted. */
+PVL_HOT
 static int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns)
 {
     struct pvl_engine *engine = prepared->engine;
@@ -1037,6 +1049,7 @@ static int pvl_again_within(struct pvl_prepared *prepared, int64_t timeout_ns)
 }
 
 /* The same without a timeout: one pointer is all that crosses from Python. */
+PVL_HOT
 static int pvl_again(struct pvl_prepared *prepared)
 {
     if (prepared->within)
@@ -1045,6 +1058,7 @@ static int pvl_again(struct pvl_prepared *prepared)
 }
 
 /* Copy the oldest message into a box, and post its slot again; under the lock. Returns as pvl_recv_within() does. */
+PVL_HOT
 static int pvl_unpack(struct pvl_engine *engine, struct pvl_box *box)
 {
     const struct pvl_arrival *arrival = &engine->arrivals[engine->taken & engine->ring_mask];
@@ -1068,6 +1082,7 @@ static int pvl_unpack(struct pvl_engine *engine, struct pvl_box *box)
  *
  * Returns its length, or PVL_MORE; or with an empty box PVL_NOTHING, PVL_LONG, PVL_TURN, PVL_STOPPED.
  */
+PVL_HOT
 static int pvl_recv_within(struct pvl_box *box, int64_t timeout_ns)
 {
     struct pvl_engine *engine = box->engine;
@@ -1096,6 +1111,7 @@ static int pvl_recv_within(struct pvl_box *box, int64_t timeout_ns)
 }
 
 /* The same without a timeout: one pointer is all that crosses from Python. */
+PVL_HOT
 static int pvl_recv(struct pvl_box *box)
 {
     return pvl_recv_within(box, box->engine->slice_ns);
