@@ -637,3 +637,55 @@ def test_a_signal_handler_may_close_what_it_interrupted():
         signal.signal(signal.SIGUSR1, before)
     assert started.is_set()
     assert log == ["qp"]
+
+
+# Handing on
+
+
+def test_a_handle_is_handed_over_with_all_that_was_made_of_it():
+    log = []
+    context, pd, cq, mr, qp = family(log)
+    heir = Thing.__new__(Thing)
+    pd._hand_over(heir)
+    assert pd.closed
+    assert not heir.closed
+    with pytest.raises(ClosedError, match="this Thing is closed"):
+        pd._handle  # noqa: B018
+    pd.close()
+    assert log == []
+    assert sorted(thing.name for thing in heir._children) == ["mr", "qp"]
+    assert mr._parents == (heir,)
+    assert qp._parents == (heir, cq)
+    assert set(context._children) == {heir, cq}
+    context.close()
+    assert log == ["qp", "cq", "mr", "pd", "context"]
+    assert heir.closed
+
+
+def test_who_gave_its_handle_away_destroys_nothing_when_dropped():
+    log = []
+    context, heir = Thing(log, "context"), Thing.__new__(Thing)
+    old = Thing(log, "pd", context)
+    old._hand_over(heir)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del old
+        gc.collect()
+    assert log == []
+    with pytest.warns(ResourceWarning, match="Thing object was never closed"):
+        del heir
+    assert log == ["pd"]
+    context.close()
+
+
+def test_nobody_is_told_of_what_the_caller_does_not_know():
+    log = []
+    context, pd, cq, mr, qp = family(log)
+    pd._owned.quiet = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del mr, qp, pd
+    assert sorted(log) == ["mr", "pd", "qp"]
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del cq
+    context.close()
