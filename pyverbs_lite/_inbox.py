@@ -188,10 +188,9 @@ class Inbox:
         """Finish what one call of C did not, whose result this was, and which has left the box empty."""
         # If it was over before the call began, that is not news.
         late = rc in (lib.PVL_TURN, lib.PVL_STOPPED) and self._engine.failure is not None
-        if rc == _LONG and self._room < _MORE_ROOM:
+        if rc == _LONG:
             self._room = _MORE_ROOM  # the next ones are likely to be as long
-        elif box.c.room == self._room:
-            self.boxes.append(box)
+        self.boxes.append(box if box.c.room == self._room else self.box())
         if box.live:
             self._engine._reap()
         return self._receive(operation, deadline, take, late, False)

@@ -288,22 +288,27 @@ class TestStruck:
             assert numbers == sorted(set(numbers))
             assert {(len(message), message.imm) for message in got} == {(length, imm)}
 
-    def test_a_message_with_an_immediate_survives_an_interrupt_while_it_is_kept(self, monkeypatch):
-        strikes = [Struck]
+    @pytest.mark.parametrize("length", [4, 5000])
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_a_message_with_an_immediate_survives_interrupts_while_it_is_kept(self, monkeypatch, times, length):
+        strikes, data = [Struck] * times, bytes(length)
 
         def struck(code):
             if strikes:
                 raise strikes.pop()
             return pvl.WCOpcode(code)
 
+        struck.RECV = pvl.WCOpcode.RECV
         with connected() as (left, right):
-            left.send(b"with", imm=5)
+            left.send(data, imm=5)
             monkeypatch.setattr("pyverbs_lite._inbox.WCOpcode", struck)
-            with pytest.raises(Struck):
-                right.recv(timeout=10)
+            while strikes:
+                with pytest.raises(Struck):
+                    right.recv(timeout=10)
+                assert right._engine.inbox.waiting == 1
             left.send(b"after")
             assert [(bytes(message), message.imm) for message in (right.recv(timeout=10), right.recv(timeout=10))] == [
-                (b"with", 5),
+                (data, 5),
                 (b"after", None),
             ]
 
@@ -387,6 +392,28 @@ class TestThreads:
 
 
 class TestMessages:
+    def test_boxes_grow_with_the_messages_and_are_used_again(self):
+        with connected() as (left, right):
+            boxes, data = right._engine.inbox.boxes, bytes(range(251)) * 17
+            for lengths, room in (((0, 1, 255, 256), 256), ((257, 256, 4096, 4097, 1), 4096)):
+                for length in lengths:
+                    left.send(data[:length])
+                    assert right.recv() == data[:length]
+                    assert [box.c.room for box in boxes if box] == [room]
+            assert len(boxes) == 4
+
+    def test_who_asks_comes_before_who_waits(self):
+        with connected() as (left, right):
+            waiting = in_thread(right.recv, timeout=20)
+            until(lambda: right._engine._c.polling)
+            asked = right.start_recv()
+            for number in range(2):
+                left.send(b"%d" % number)
+            assert (asked.result(20), waiting(20)) == (b"0", b"1")
+            left.send(b"2")
+            assert right.recv() == b"2"
+            assert right._engine._c.reserved == 0  # the short way is open again
+
     def test_what_a_message_says(self):
         with connected({"buffers": {"data": bytearray(8192)}}) as (left, right):
             left.send(b"plain")

@@ -321,6 +321,19 @@ static void messages_are_taken_in_order_and_once(void)
     free(big);
 }
 
+static void who_has_a_message_lent_looks_for_one(void)
+{
+    struct pvl_loan loan = {0};
+
+    engine->lendable = 1;
+    arrive(PVL_MESSAGE, 0, "there", 5);
+    assert(pvl_lend(engine, &loan, 0) == PVL_NOTHING && fake.polls == 0);
+    assert(pvl_lend(engine, &loan, 1) == 0 && loan.number == 0 && loan.arrival.byte_len == 5 && engine->lent == 1);
+    arrive(PVL_MESSAGE, 0, "more", 4);
+    memset(&loan, 0, sizeof(loan));
+    assert(pvl_lend(engine, &loan, 1) == ENOBUFS && engine->lent == 1 && fake.arms == 0);
+}
+
 /* ------------------------------------------------------------ lists */
 
 #define ENTRIES 1000
@@ -871,6 +884,7 @@ static const struct {
     TEST(results_of_reads_and_atomics),
     TEST(short_messages_take_one_sge),
     TEST(messages_are_taken_in_order_and_once),
+    TEST(who_has_a_message_lent_looks_for_one),
     TEST(a_list_goes_through_a_shallow_queue),
     TEST(neighbours_travel_as_one_and_long_ones_are_cut),
     TEST(an_entry_outside_is_found),
