@@ -161,7 +161,8 @@ class Engine(Resource):
 
     def broken_off(self, quick: CData, data: object) -> Operation:
         """Take care of what the short way may have left behind, in flight or failed, and have others use another."""
-        op = Operation.around(quick, *((data.mr,) if isinstance(data, MRSlice) else ()))
+        region = data.mr if isinstance(data, MRSlice) else data
+        op = Operation.around(quick, *((region,) if isinstance(region, MR) else ()))
         if quick.busy:
             if self.quick is quick:
                 self.quick = Operation.reusable(self._c)

@@ -110,6 +110,8 @@ class Connection(Receiver, Many):
                 elif type(data) in BYTES:
                     memory: Any = data if type(data) is bytes else _from_buffer(data)
                     rc = _send_copy(quick, memory, len(memory), wait)
+                elif isinstance(data, MR):
+                    rc = _send(quick, data._c, 0, data.length, wait)
                 else:
                     rc = _UNUSUAL
                 if not (rc or self._live):
@@ -182,6 +184,8 @@ class Connection(Receiver, Many):
                 elif type(data) in BYTES:
                     memory: Any = data if type(data) is bytes else _from_buffer(data)
                     rc = _write_copy(quick, memory, len(memory), remote.addr, remote.rkey, remote.length, wait)
+                elif isinstance(data, MR):
+                    rc = _write(quick, data._c, 0, data.length, remote.addr, remote.rkey, remote.length, wait)
                 else:
                     rc = _UNUSUAL
                 if not (rc or self._live):
@@ -220,17 +224,22 @@ class Connection(Receiver, Many):
 
         Verb: ibv_post_send (RDMA_READ)
         """
-        if (
-            type(into) is MRSlice
-            and type(remote) is RemoteBuffer
-            and (remote._standing.reads is self._token or self._known(remote, _REMOTE_READ))
+        if type(remote) is RemoteBuffer and (
+            remote._standing.reads is self._token or self._known(remote, _REMOTE_READ)
         ):
             quick = self._engine.quick
             wait = _SLICE_NS
             if timeout is not None:
                 deadline, wait = Deadline.with_slice(timeout, SLICE)
             try:
-                rc = _read(quick, into.mr._c, into.offset, into.length, remote.addr, remote.rkey, remote.length, wait)
+                if type(into) is MRSlice:
+                    rc = _read(
+                        quick, into.mr._c, into.offset, into.length, remote.addr, remote.rkey, remote.length, wait
+                    )
+                elif isinstance(into, MR):
+                    rc = _read(quick, into._c, 0, into.length, remote.addr, remote.rkey, remote.length, wait)
+                else:
+                    rc = _UNUSUAL
                 if not (rc or self._live):
                     return remote.length
                 if rc != _UNUSUAL and self._engine.settled(

@@ -202,6 +202,16 @@ class TestSlow:
             left.send(b"there")
             right.send(right.recv(timeout=5))
             assert left.recv(timeout=5) == b"there"
+            left.write(remote[:100], fixed)
+            whole = left.register(bytearray(101))
+            assert left.read(remote[:100], whole) == 100
+            assert bytes(whole.view) == b"fixed" * 20 + b"\0"
+            left.send(whole)
+            assert right.recv(timeout=5) == bytes(whole.view)
+            left.write(remote, b"three")
+            for call in (lambda: left.write(remote[:64], fixed), lambda: left.write(remote, theirs)):
+                with pytest.raises(ValueError, match="do not fit|not registered with"):
+                    call()
             into = left.register(bytearray(8))
             assert left.read(remote[:5], into[2:], timeout=5) == 5
             assert bytes(into.view) == b"\0\0three\0"
