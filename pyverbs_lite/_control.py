@@ -76,6 +76,7 @@ class Control(ControlBase):
         self.chunk = CHUNK
         self._tls = tls
         self._keep_alive = keep_alive
+        self._waiting: list[int] = []  # once for each thread that does
         try:
             if not tuned:
                 tune(sock, keep_alive)
@@ -134,12 +135,16 @@ class Control(ControlBase):
         with self.lock:
             if self.socket.fileno() < 0:
                 return
+            said, heard = self.channel.parted
             with suppress(OSError):
-                for _ in range(MOST_CHUNKS):
+                for _ in range(0 if heard else MOST_CHUNKS):
                     self._read()
                     if not self._more:
                         break
-                self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in _ready()
+                # Wakes a thread that waits in _ready(), and tells a peer that has not been told, though a forked child
+                # may still have the descriptor.
+                if self._waiting or self._unsent or not said:
+                    self.socket.shutdown(socket.SHUT_RDWR)
             self.socket.close()
 
     def _linger(self, deadline: Deadline) -> None:
@@ -268,8 +273,12 @@ class Control(ControlBase):
         while left := deadline.left:
             if (fd := self.fileno()) < 0:
                 raise ClosedError(f"the control connection with {self.peer} is closed")
-            if await_fd(fd, what, min(left, _SLICE)):
-                return True
+            self._waiting.append(fd)
+            try:
+                if await_fd(fd, what, min(left, _SLICE)):
+                    return True
+            finally:
+                self._waiting.pop()
         return False
 
 

@@ -38,6 +38,7 @@ from ._frames import (
     ChallengeReceived,
     DomainNamed,
     Event,
+    Frame,
     FrameType,
     GoodbyeReceived,
     HelloReceived,
@@ -111,6 +112,9 @@ _NEXT: dict[int, dict[_Phase, _Phase]] = {
     FrameType.CHALLENGE: {},
     FrameType.PROOF: {},
 }
+_HEADER_SIZE, _read_header = HEADER.size, HEADER.unpack_from
+#: What a frame of a later version may be like.
+_UNKNOWN = (0, MAX_FRAME, None)
 #: What is said of memory.
 _TELLING = frozenset({FrameType.DOMAIN, FrameType.BUFFER, FrameType.WITHDRAW})
 _PROVING = frozenset({FrameType.CHALLENGE, FrameType.PROOF})
@@ -299,6 +303,11 @@ class Channel:
         self._say(FrameType.REFUSE, Refused(code, text), head + tail)
 
     @property
+    def parted(self) -> tuple[bool, bool]:
+        """Whether this side, and whether the peer, has said its last word."""
+        return self._local.phase in _ENDED, self._remote.phase in _ENDED
+
+    @property
     def has_data(self) -> bool:
         """Whether there is something to send."""
         return bool(self._outbox) and not self._silent
@@ -387,59 +396,57 @@ class Channel:
     def _parse(self, events: list[Event]) -> None:
         kind: int | None = None
         what = "first message"
+        inbox, remote, auth = self._inbox, self._remote, self._auth
         try:
             if self.version is None and not self._read_preface():
                 return
             what = "frame"
-            while self._inbox:
-                kind = None
-                if self._remote.phase in _ENDED:
-                    raise ValueError(f"it came {self._remote.phase.value}, where nothing may come")
-                if len(self._inbox) < HEADER.size:
-                    return
-                head, flags, reserved, length = HEADER.unpack_from(self._inbox)
+            while len(inbox) >= _HEADER_SIZE and remote.phase not in _ENDED:
+                head, flags, reserved, length = _read_header(inbox)
                 if reserved:
                     checked_int(reserved, 0, 0, "reserved")
-                kind, end = head, HEADER.size + length
-                self._check_header(head, flags, length)
-                whole = end + (SEAL_SIZE if self._auth is not None and self._auth.sealed(self._auth.role.other) else 0)
-                if len(self._inbox) < whole:
+                kind, end = head, _HEADER_SIZE + length
+                known = FRAMES.get(head)
+                self._check_header(head, flags, length, known)
+                whole = end if auth is None or not auth.sealed(auth.role.other) else end + SEAL_SIZE
+                if len(inbox) < whole:
                     return
-                frame, seal = bytes(self._inbox[:end]), bytes(self._inbox[end:whole])
-                del self._inbox[:whole]
-                if seal:
-                    self._keyed.check_seal(frame, seal)
-                if kind in FRAMES:
-                    event = FRAMES[kind].decode(frame[HEADER.size :])
-                    self._judge(frame, event)
-                    self._remote.step(kind, event)
+                if whole != end:
+                    self._keyed.check_seal(bytes(inbox[:end]), bytes(inbox[end:whole]))
+                if known is not None:
+                    event = known.decode(bytes(inbox[_HEADER_SIZE:end]))
+                    if auth is not None:
+                        self._judge(auth, bytes(inbox[:end]), event)
+                    remote.step(head, event)
                     events.append(event)
+                del inbox[:whole]
+                kind = None
+            if inbox and remote.phase in _ENDED:
+                raise ValueError(f"it came {remote.phase.value}, where nothing may come")
         except ValueError as error:
             if kind is not None:
                 what = FrameType(kind).name if kind in FRAMES else f"frame of type {kind}"
             raise PeerProtocolError(f"the peer's {what}: {error}") from error
 
-    def _judge(self, frame: bytes, event: Event) -> None:
+    @staticmethod
+    def _judge(auth: Auth, frame: bytes, event: Event) -> None:
         """Let the keeper of the key see what the peer says."""
-        if self._auth is None:
-            return
         if isinstance(event, ProofReceived):
-            self._auth.check_proof(event.mac)
+            auth.check_proof(event.mac)
             return
-        self._auth.note(self._auth.role.other, frame)
+        auth.note(auth.role.other, frame)
         if isinstance(event, ChallengeReceived):
-            self._auth.check_challenge(event.role, event.nonce)
+            auth.check_challenge(event.role, event.nonce)
 
-    def _check_header(self, type: int, flags: int, length: int) -> None:
+    def _check_header(self, type: int, flags: int, length: int, known: Frame | None) -> None:
         # All that a header can tell is checked before the payload is waited for.
         # A PROOF is covered by nothing but what it proves, so nothing else of it may have a choice.
         if flags:
             checked_int(flags, 0, 0 if type in _PROVING else MAY_IGNORE, "flags")
-        known = FRAMES.get(type)
-        least, most = (known.least, known.most) if known else (0, MAX_FRAME)
+        least, most, _ = known or _UNKNOWN
         if not least <= length <= most:
             checked_int(length, least, most, "length")
-        if not known and not flags & MAY_IGNORE:
+        if known is None and not flags & MAY_IGNORE:
             raise ValueError(f"type {type} is unknown to version {VERSION}, and must not be ignored")
         if self._auth is None:
             keyless = type == FrameType.CHALLENGE

@@ -200,6 +200,7 @@ def test_the_bytes_are_the_documented_ones():
     assert channel.data_to_send() == frame(3, BUFFER_PAYLOAD) + frame(2)
     channel.withdraw("kv")
     channel.goodbye()
+    assert channel.parted == (True, False)
     assert channel.data_to_send() == frame(4, b"kv") + frame(5)
     assert channel.data_to_send() == b""
 
