@@ -40,6 +40,8 @@ KEEP_ALIVE = 10.0
 _LONGEST_KEEP_ALIVE = 32767  # TCP's
 #: What of ``Settings`` is no option of its own.
 _NO_OPTIONS = ("options", "access")
+#: What may be given as a device, and as a text.
+_DEVICES, _TEXTS = (str, Context, type(None)), (str, type(None))
 _PLAIN = Options()
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -118,14 +120,14 @@ class Settings:
         return cls(options=Options(**tuning) if tuning else _PLAIN, **rest)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.device, str | Context | None):
+        if not isinstance(self.device, _DEVICES):
             raise TypeError(f"device must be a name, an open Context or None, not {self.device!r}")
         # The device knows the real limits; here is found what no device can mean.
         for name, low in (("port_num", 1), ("gid_index", 0)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, 255)
         for name in ("gid_ip", "gid_netdev"):
-            if not isinstance(getattr(self, name), str | None):
+            if not isinstance(getattr(self, name), _TEXTS):
                 raise TypeError(f"{name} must be a str or None, not {getattr(self, name)!r}")
         if self.gid_ip is not None:
             try:
@@ -135,7 +137,7 @@ class Settings:
         object.__setattr__(self, "buffers", check_buffers(self.buffers))
         if self.authkey is not None:
             object.__setattr__(self, "authkey", key_bytes(self.authkey))
-        if not isinstance(self.server_hostname, str | None):
+        if not isinstance(self.server_hostname, _TEXTS):
             raise TypeError(f"server_hostname must be a str or None, not {self.server_hostname!r}")
         if self.server_hostname is not None and self.ssl_context is None:
             raise ValueError(
@@ -247,7 +249,7 @@ def check_buffers(buffers: Mapping[str, Memory] | None) -> dict[str, Memory]:
     """
     if buffers is None:
         return {}
-    if not isinstance(buffers, Mapping):
+    if type(buffers) is not dict and not isinstance(buffers, Mapping):  # mostly it is, and an ABC takes its time
         raise TypeError(f"buffers must map names to buffers, not {buffers!r}")
     for name, buffer in buffers.items():
         check_name(name)

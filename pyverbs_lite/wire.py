@@ -147,8 +147,7 @@ class _Side:
     def check_order(self, kind: int) -> None:
         # A frame of a later version, to be skipped, may stand wherever BUFFER may.
         phases = _NEXT.get(kind)
-        fits = self.phase in _OPEN if phases is None else self.opening[:1] == (kind,) or self.phase in phases
-        if not fits:
+        if self.phase not in (_OPEN if phases is None else phases) and not (self.opening and self.opening[0] == kind):
             name = FrameType(kind).name if phases is not None else f"a frame of type {kind}"
             may = " or ".join(other.name for other in self.may) or "nothing"
             raise self.error(f"{self.who} sent {name} {self.place}, where {may} may come")
@@ -157,12 +156,14 @@ class _Side:
         """Take note of what it says, which comes in order."""
         if kind in _TELLING:
             self._note(event)
-        if self.opening[:1] == (kind,):
-            self.opening = self.opening[1:]
-            self.phase = self.phase if self.opening else _Phase.GREETED
-        else:
-            self.opening = ()
+        if not self.opening:
             self.phase = _NEXT[kind][self.phase]
+        elif self.opening[0] == kind:
+            self.opening = self.opening[1:]
+            if not self.opening:
+                self.phase = _Phase.GREETED
+        else:  # a refusal
+            self.opening, self.phase = (), _NEXT[kind][self.phase]
 
     def _note(self, event: Event) -> None:
         if isinstance(event, DomainNamed):
