@@ -146,7 +146,7 @@ class Engine(Resource):
 
         The short way is one call of C that the methods of a connection make by themselves, with ``quick`` and without
         any entry in the books here. Only where that call does not do, its caller goes on with ``settled``; with
-        ``left`` if an exception comes in between; and the usual way, if nothing was posted.
+        ``broken_off`` if an exception comes in between; and the usual way, if nothing was posted.
         """
         self._c.pd, self._c.max_piece, self._c.max_send, self._c.max_reads = self._pd, max_piece, max_send, max_reads
 
@@ -161,7 +161,7 @@ class Engine(Resource):
 
     def broken_off(self, quick: CData, data: object) -> Operation:
         """Take care of what the short way may have left behind, in flight or failed, and have others use another."""
-        region = data.mr if isinstance(data, MRSlice) else data
+        region = data.mr if type(data) is MRSlice else data  # a pool's slice does not come this way
         op = Operation.around(quick, *((region,) if isinstance(region, MR) else ()))
         if quick.busy:
             if self.quick is quick:
