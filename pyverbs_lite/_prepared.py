@@ -100,18 +100,20 @@ class Prepared:
 
         Verb: ibv_post_send
         """
-        if timeout is not None:
+        if timeout is None:
+            try:
+                rc = _again(self._c)
+                if not (rc or self._live):
+                    return
+            except BaseException:
+                self._leave()
+                raise
+            if rc:
+                self._go_on(rc, Deadline(None))
+            else:  # C may have entered what others wait for, or nobody
+                self._engine._reap()
+        else:
             self._run_within(Deadline(timeout))
-            return
-        try:
-            rc = _again(self._c)
-        except BaseException:
-            self._leave()
-            raise
-        if rc:
-            self._go_on(rc, Deadline(None))
-        elif self._live:  # C may have entered what others wait for, or nobody
-            self._engine._reap()
 
     __call__ = run
 

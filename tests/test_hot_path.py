@@ -41,7 +41,7 @@ PYTHON = {
     "write of a plain remote": (2, 4, 99),
     "write bytes": (1, 4, 88),
     "write, with a timeout": (3, 5, 136),
-    "prepared write": (1, 1, 25),
+    "prepared write": (1, 1, 24),
     "write_many": (3, 12, 275),
     "prepared write_many": (1, 1, 25),
     "batch of 8 writes": (65, 60, 1800),
