@@ -116,7 +116,9 @@ class LateDeadline(Deadline):
     __slots__ = ("_begun",)
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = None if seconds is None else check_seconds(seconds)
+        if seconds is not None and not (type(seconds) is float and seconds >= 0):
+            seconds = check_seconds(seconds)
+        self.seconds = seconds
         self._begun: Deadline | None = None
 
     def end(self) -> None:

@@ -61,7 +61,7 @@ PYTHON = {
 }
 
 #: Python functions that one end of a connection calls, on a context that it is not the first on, with one message sent.
-LIFE = 400
+LIFE = 345
 
 
 def compiled(target: Path, source: str, *options: str) -> Path:
