@@ -66,7 +66,7 @@ class ListenerBase(ABC):
             request = inner._next(Deadline(0))
             return lambda: connection.Connection(establish_accepting(request, settings, limit)), limit.end
         control = inner._next(Deadline(0))
-        making = functools.partial(establish, control, settings, limit, accepting=True)
+        making = functools.partial(establish, control, settings, limit, accepting=True, alone=False)
         return lambda: connection.Connection(making()), control.close
 
     @property

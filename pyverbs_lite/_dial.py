@@ -157,4 +157,4 @@ def over_tcp(dial: Dial, attempt: Attempt | None, deadline: Deadline) -> Link:
     control = Control.of(sock, dial.settings, dial.host, address=address)
     if attempt is not None:
         attempt.began(control)
-    return establish(control, dial.settings, deadline, accepting=False)
+    return establish(control, dial.settings, deadline, accepting=False, alone=attempt is None)

@@ -626,6 +626,8 @@ class Engine(Resource):
 
         Where that is refused it is in RESET or gone: it moves no data either, and nothing will be flushed.
         """
+        if self.closed:  # the QP may be another connection's by now
+            return False
         try:
             if self._qp.closed or self._qp.state != QPState.ERR:
                 if lib.pvl_to_error(self._c):  # the long way: it knows why not

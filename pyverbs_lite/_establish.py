@@ -8,7 +8,7 @@ makes anything, so a stranger costs it nothing, and it can pick a GID of the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from ipaddress import IPv6Address
 from typing import TypeAlias, TypeVar
 
@@ -112,13 +112,22 @@ def handshake(
     return link
 
 
-def establish(control: Control, settings: Settings, deadline: Deadline, *, accepting: bool) -> Link:
+def establish(control: Control, settings: Settings, deadline: Deadline, *, accepting: bool, alone: bool) -> Link:
     """Run the handshake; on any failure the peer is told why, and everything is closed again, ``control`` too.
+
+    Args:
+        alone: whether no other thread knows ``control``. Then its lock is held all the time: to ask for it again and
+            again takes time.
 
     Raises:
         HandshakeError: or the subclass that says what the peer did, or did not do in time.
         As ``Link``, for what this side lacks.
     """
+    with control.lock if alone else nullcontext():
+        return _establish(control, settings, deadline, accepting)
+
+
+def _establish(control: Control, settings: Settings, deadline: Deadline, accepting: bool) -> Link:
     peer = Peer(control)
 
     def make_link(remote_gid: IPv6Address | None) -> Link:

@@ -355,27 +355,32 @@ class Link:
 
     # ------------------------------------------------------------ the end
 
-    def goodbye(self, deadline: Deadline) -> None:
-        """Say goodbye, which withdraws every name as well."""
-        if self.registry.fall_silent():
-            control = self.peer.control
-            with suppress(HandshakeError, StateError):
-                with control.lock:
-                    self.peer.say(lambda channel: channel.goodbye())
-                    said = control.send_now()
-                if not said:
-                    control.flush(deadline.sooner(_FAREWELL))
-
     def end(self, deadline: Deadline, why: ClosedError) -> None:
         """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
-        self.goodbye(deadline)
+        control, news = self.peer.control, self.registry.fall_silent()
+        with control.lock:  # to the end, where nobody has to be waited for: to ask for it again takes time
+            said = not news or self._say_goodbye()
+            if said and not self.registry.used and self.engine.rest(why):
+                self.close()
+                control.close()
+                return
+        if not said:
+            with suppress(HandshakeError, StateError):
+                control.flush(deadline.sooner(_FAREWELL))
         self._part(deadline, why)
-        if not (self.registry.regions_only and self.engine.rest(why)):
+        if self._parts.owner is self and not (self.registry.regions_only and self.engine.rest(why)):
             self.engine.fail(why)
             if self.engine.stop_qp():  # again, in case that an interrupt came between the two
                 self.engine.drain(deadline)
         self.close()
-        self.peer.control.close()
+        control.close()
+
+    def _say_goodbye(self) -> bool:
+        """Queue the goodbye, which withdraws every name as well, and send it; say whether nothing is left to send."""
+        with suppress(HandshakeError, StateError):
+            self.peer.say(lambda channel: channel.goodbye())
+            return self.peer.control.send_now()
+        return True  # there is nobody to be told
 
     def _part(self, deadline: Deadline, why: ClosedError) -> None:
         """Do what must come between the goodbye and the end of the QP."""

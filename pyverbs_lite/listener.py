@@ -65,7 +65,7 @@ class Listener:
         deadline = Deadline(timeout)
         control = self._next(deadline)
         limit = LateDeadline(self._settings.timeout) if timeout is None else deadline.sooner(self._settings.timeout)
-        return Connection(establish(control, self._settings, limit, accepting=True))
+        return Connection(establish(control, self._settings, limit, accepting=True, alone=True))
 
     def _next(self, deadline: Deadline) -> Control:
         """Wait for somebody to connect; several threads may."""
