@@ -82,7 +82,7 @@ def test_memory_that_is_registered_for_one_operation_is_counted() -> None:
 
 def test_a_long_transfer_is_several_requests() -> None:
     with connected({"buffers": {"data": bytearray(1000)}}) as (left, _):
-        left._max_piece = 400
+        left._max_piece = left._engine._c.max_piece = 400
         before = left.stats
         left.write(left.remote["data"], left.register(bytearray(1000)))
         assert change(before, left.stats) == {"writes": 3, "write_bytes": 1000, "registrations": 1}
