@@ -280,15 +280,16 @@ class Turns:
         Raises:
             ClosedError: the connection was closed.
         """
-        watch = self._watch
+        watch, turn = self._watch, None
         watch.burst += 1
-        if watch.burst > BURST:
-            watch.burst = 0
-            await watch.give_way()
-        if watch.closed:
-            raise ClosedError(f"{operation}: this connection is closed")
         try:
-            if not self.waiting:
+            if watch.burst > BURST:
+                watch.burst = 0
+                turn = self._join()  # before it gives way, for those who come meanwhile are behind it
+                await watch.give_way()
+            if watch.closed:
+                raise ClosedError(f"{operation}: this connection is closed")
+            if not self.waiting or self.waiting[0] is turn:
                 due = self._due()
                 if due <= 0 and not looked:
                     watch.glance()
@@ -301,32 +302,40 @@ class Turns:
                             raise
             if self._waits is not None:
                 self._waits()
-            return await self._wait(operation, attempt, deadline)
+            turn = turn or self._join()
+            return await self._wait(turn, operation, attempt, deadline)
         finally:
+            if turn is not None:
+                self._part(turn)
             watch.note_failure()
 
-    async def _wait(self, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
-        watch, turn = self._watch, _Turn()
+    def _join(self) -> _Turn:
+        """Take a place in the row; it is kept until the task is through, so nobody overtakes one that was woken."""
+        turn = _Turn()
         if not self.waiting:
-            watch.turns.append(self)
-        self.waiting.append(turn)  # and there it stays until it is through, so nobody overtakes one that was woken
-        try:
-            while True:
-                turn.place = watch.place()
-                await watch.sleep(turn.place, deadline)
-                if watch.closed:
-                    raise ClosedError(f"{operation}: this connection was closed")
-                try:
-                    return attempt()
-                except LATER:
-                    if deadline.expired:
-                        raise
-        finally:
-            self.waiting.remove(turn)
-            if not self.waiting:
-                watch.turns.remove(self)
-            elif self._due() > 0 and (place := self.waiting[0].place) is not None:
-                watch.rouse(place)
+            self._watch.turns.append(self)
+        self.waiting.append(turn)
+        return turn
+
+    def _part(self, turn: _Turn) -> None:
+        self.waiting.remove(turn)
+        if not self.waiting:
+            self._watch.turns.remove(self)
+        elif self._due() > 0 and (place := self.waiting[0].place) is not None:
+            self._watch.rouse(place)
+
+    async def _wait(self, turn: _Turn, operation: str, attempt: Callable[[], _T], deadline: Deadline) -> _T:
+        watch = self._watch
+        while True:
+            turn.place = watch.place()
+            await watch.sleep(turn.place, deadline)
+            if watch.closed:
+                raise ClosedError(f"{operation}: this connection was closed")
+            try:
+                return attempt()
+            except LATER:
+                if deadline.expired:
+                    raise
 
     def wake(self) -> None:
         """Wake those whose turn it is; where they could overtake each other, the first, who wakes the next."""

@@ -523,6 +523,15 @@ class TestCancellation:
 
         run(main())
 
+    def test_nobody_overtakes_who_gives_way(self, run):
+        async def main():
+            async with connected() as (left, right):
+                for _ in range(60):  # after so many a task gives way, whichever of these that is
+                    await asyncio.gather(*(left.send(bytes([number])) for number in range(7)))
+                    assert [list(await right.recv()) for _ in range(7)] == [[number] for number in range(7)]
+
+        run(main())
+
     def test_a_task_that_never_waits_gives_way(self, run):
         async def main():
             async with connected({"buffers": {"far": bytearray(64)}}) as (left, right):
