@@ -16,6 +16,7 @@ from support import connected, counts, in_thread, nothing_left
 
 import pyverbs_lite as pvl
 from pyverbs_lite import _spares
+from pyverbs_lite._args import Deadline
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(120)]
 
@@ -208,6 +209,21 @@ def test_closing_while_another_thread_waits(context: pvl.Context) -> None:
             left.close()
             with pytest.raises(pvl.ClosedError):
                 result(10)
+
+
+def test_an_end_that_is_tried_again_leaves_the_next_connection_alone(context: pvl.Context) -> None:
+    """An interrupt may come right after the objects were kept, and before the end is over."""
+    with pair(context) as old:
+        pass
+    with pair(context) as (left, right):
+        assert numbers(left, right) == numbers(*old)
+        for conn in old:
+            conn._link.end(Deadline(1), pvl.ClosedError("once more"))
+            conn._link.engine.fail(pvl.ClosedError("once more"))
+            assert not conn._link.engine.stop_qp()
+        left.send(b"untouched")
+        assert right.recv(timeout=10) == b"untouched"
+    assert waiting(context) == 2
 
 
 def test_where_memory_cannot_be_pinned_they_make_room(context: pvl.Context) -> None:
