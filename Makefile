@@ -47,9 +47,10 @@ soak: $(VENV)/developed ## 200 peers do to one server what they can, for two min
 comma := ,
 empty :=
 space := $(empty) $(empty)
-PURE_MODULES := errors _homes enums/* _access _arena _args _auth _buddy _buffer _check _pages _random _resource \
-	attr backoff endpoint gid grh _flow_members _private_data qp_fsm remote _frames wire \
-	_accelerator _dlpack _keeper
+PURE_MODULES := errors _homes enums/* _base/access _memory/arena _base/args _control/auth _memory/buddy \
+	_memory/buffer _base/check _memory/pages _base/random _base/resource attr backoff endpoint gid grh \
+	_objects/flow_members _cm/private_data qp_fsm remote _control/frames wire _memory/accelerator _memory/dlpack \
+	_memory/keeper
 PURE := $(subst $(space),$(comma),$(PURE_MODULES:%=pyverbs_lite/%.py))
 
 bench: $(VENV)/benched ## everything measured beside C and the peers; writes docs/performance.md (about five minutes)

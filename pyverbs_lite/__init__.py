@@ -23,7 +23,10 @@ from .errors import *  # noqa: F403 - every exception, as its __all__ lists them
 if TYPE_CHECKING:
     from . import aio, cm, gid, qp_fsm, wire
     from . import anyio as anyio  # not in __all__, for it needs an extra
-    from ._device_attr_ex import (
+    from ._connection.many import PreparedMany
+    from ._connection.prepared import Prepared
+    from ._connection.stats import ConnectionStats
+    from ._objects.device_attr_ex import (
         CQModerationCaps,
         DeviceAttrEx,
         ODPCaps,
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
         TMCaps,
         TSOCaps,
     )
-    from ._many import PreparedMany
-    from ._prepared import Prepared
-    from ._stats import ConnectionStats
     from .ah import AH, ah_attr_from_wc
     from .attr import AHAttr, GlobalRoute, QPAttr, QPCap
     from .backoff import Backoff

@@ -7,7 +7,7 @@ from importlib import import_module
 __all__ = ["HOMES", "find"]
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "_device_attr_ex": (
+    "_objects.device_attr_ex": (
         "CQModerationCaps",
         "DeviceAttrEx",
         "ODPCaps",
@@ -17,9 +17,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "TMCaps",
         "TSOCaps",
     ),
-    "_many": ("PreparedMany",),
-    "_prepared": ("Prepared",),
-    "_stats": ("ConnectionStats",),
+    "_connection.many": ("PreparedMany",),
+    "_connection.prepared": ("Prepared",),
+    "_connection.stats": ("ConnectionStats",),
     "ah": (
         "AH",
         "ah_attr_from_wc",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import qp_fsm
-from ._args import check_int
-from ._attr_c import read_ah_attr, write_ah_attr
-from ._check import check_ptr, check_rc, os_error
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc, os_error
+from ._base.resource import Resource
+from ._objects.attr_c import read_ah_attr, write_ah_attr
 from .attr import AHAttr
 from .device import Context
 from .enums import WCFlags
@@ -18,7 +18,7 @@ from .grh import GRH, GRH_BYTES
 from .pd import PD
 
 if TYPE_CHECKING:
-    from ._buffer import Memory
+    from ._memory.buffer import Memory
     from .wr import WC
 
 __all__ = ["AH", "ah_attr_from_wc"]

@@ -20,14 +20,14 @@ from collections import deque
 from typing_extensions import Unpack
 
 from . import cm, connection, listener
-from ._aio_connection import Batch, Connection
-from ._aio_listener import ListenerBase, dial, listen_by
-from ._aio_prepared import Prepared
-from ._aio_server import Server
-from ._aio_thread import Opening
-from ._aio_watch import sleep_until, wake
-from ._args import Deadline
-from ._settings import ConnectOptions, spelled
+from ._aio.connection import Batch, Connection
+from ._aio.listener import ListenerBase, dial, listen_by
+from ._aio.prepared import Prepared
+from ._aio.server import Server
+from ._aio.thread import Opening
+from ._aio.watch import sleep_until, wake
+from ._base.args import Deadline
+from ._connection.settings import ConnectOptions, spelled
 
 __all__ = ["Batch", "Connection", "Listener", "Prepared", "Server", "cm_connect", "cm_listen", "connect", "listen"]
 

@@ -23,14 +23,14 @@ import anyio
 from typing_extensions import Unpack
 
 from . import cm, connection, listener
-from ._aio_connection import Batch
-from ._aio_listener import ListenerBase, dial, listen_by
-from ._aio_prepared import Prepared
-from ._aio_thread import Opening
-from ._anyio_connection import Connection
-from ._anyio_server import Server
-from ._args import Deadline
-from ._settings import ConnectOptions, spelled
+from ._aio.connection import Batch
+from ._aio.listener import ListenerBase, dial, listen_by
+from ._aio.prepared import Prepared
+from ._aio.thread import Opening
+from ._anyio.connection import Connection
+from ._anyio.server import Server
+from ._base.args import Deadline
+from ._connection.settings import ConnectOptions, spelled
 
 __all__ = ["Batch", "Connection", "Listener", "Prepared", "Server", "cm_connect", "cm_listen", "connect", "listen"]
 

@@ -12,12 +12,12 @@ from typing import cast
 
 from typing_extensions import Unpack
 
-from ._args import Deadline, check_int
-from ._cm_establish import establish_connecting
-from ._dial import Attempt, Dial
-from ._link import Link
-from ._settings import ConnectOptions, Settings, spelled
-from ._sockaddr import Address
+from ._base.args import Deadline, check_int
+from ._cm.establish import establish_connecting
+from ._cm.sockaddr import Address
+from ._connection.dial import Attempt, Dial
+from ._connection.link import Link
+from ._connection.settings import ConnectOptions, Settings, spelled
 from .cm_addrinfo import AddrInfo, getaddrinfo
 from .cm_channel import EventChannel
 from .cm_context import CMContext

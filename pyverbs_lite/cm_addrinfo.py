@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._args import check_flags
-from ._sockaddr import Address, from_sockaddr, to_sockaddr
+from ._base.args import check_flags
+from ._cm.sockaddr import Address, from_sockaddr, to_sockaddr
 from .enums import QPType
 from .enums.cm import AddrInfoFlags, PortSpace
 from .errors import VerbsOSError

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from ._args import Deadline
-from ._check import check_neg, check_ptr, os_error
-from ._resource import Resource
+from ._base.args import Deadline
+from ._base.check import check_neg, check_ptr, os_error
+from ._base.resource import Resource
 from .cm_events import CMEvent, event_of
 from .enums.cm import CMEventType, PortSpace
 from .errors import WaitTimeout

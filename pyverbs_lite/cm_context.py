@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from ._check import check_ptr
-from ._device_attr import known
+from ._base.check import check_ptr
+from ._objects.device_attr import known
 from .device import Context
 from .enums import TransportType
 from .ffi import CData, ffi, lib

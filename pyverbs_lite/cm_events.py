@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._args import check_int
-from ._attr_c import read_ah_attr
-from ._buffer import as_bytes_view
-from ._device_attr import known
+from ._base.args import check_int
+from ._memory.buffer import as_bytes_view
+from ._objects.attr_c import read_ah_attr
+from ._objects.device_attr import known
 from .attr import AHAttr
 from .enums.cm import CMEventType
 from .errors import CMError, HandshakeError, PeerClosedError

@@ -8,11 +8,11 @@ from typing import cast
 
 from typing_extensions import Self
 
-from ._args import Deadline
-from ._cm_establish import establish_accepting
-from ._settings import Settings
-from ._sockaddr import Address
-from ._tcp import address_text
+from ._base.args import Deadline
+from ._cm.establish import establish_accepting
+from ._cm.sockaddr import Address
+from ._connection.settings import Settings
+from ._control.tcp import address_text
 from .cm_channel import EventChannel
 from .cmid import CMID
 from .connection import Connection

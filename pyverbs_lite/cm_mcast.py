@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from . import _cm_calls as calls
-from ._resource import Resource
-from ._sockaddr import Address, to_sockaddr
+from ._base.resource import Resource
+from ._cm import calls
+from ._cm.sockaddr import Address, to_sockaddr
 from .cm_channel import Place, groups, serials
 from .cm_events import CMEvent, UDParam
 from .enums.cm import JoinMCAttrMask, MCJoinFlags

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ._qp_init import create
+from ._objects.qp_init import create
 from .attr import QPCap
 from .errors import VerbsError
 from .ffi import CData, ffi

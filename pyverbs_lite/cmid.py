@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from . import _cm_calls as calls
-from ._args import Deadline, check_int
-from ._cm_addresses import CMAddresses
-from ._resource import Resource
-from ._sockaddr import Address
+from ._base.args import Deadline, check_int
+from ._base.resource import Resource
+from ._cm import calls
+from ._cm.addresses import CMAddresses
+from ._cm.sockaddr import Address
 from .cm_channel import EventChannel, Place, ids, serials
 from .cm_events import CMEvent, ConnParam, write_conn_param
 from .enums import QPType

@@ -6,8 +6,8 @@ import select
 import threading
 from collections.abc import Callable
 
-from ._check import check_neg, check_ptr, check_rc
-from ._resource import Resource
+from ._base.check import check_neg, check_ptr, check_rc
+from ._base.resource import Resource
 from .device import Context
 from .ffi import CData, lib
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from typing_extensions import Self, Unpack
 
-from ._args import Deadline, LateDeadline
-from ._buffer import Memory
-from ._dial import Attempt, Dial, over_tcp
-from ._lent import LentMessage
-from ._link import Link, dropped, label_of
-from ._many import Many
-from ._receiver import Receiver
-from ._settings import ConnectOptions, Settings, spelled
-from ._stats import ConnectionStats
-from ._views import ConnectionInfo, Message, RemoteBuffers
+from ._base.args import Deadline, LateDeadline
+from ._connection.dial import Attempt, Dial, over_tcp
+from ._connection.lent import LentMessage
+from ._connection.link import Link, dropped, label_of
+from ._connection.many import Many
+from ._connection.receiver import Receiver
+from ._connection.settings import ConnectOptions, Settings, spelled
+from ._connection.stats import ConnectionStats
+from ._connection.views import ConnectionInfo, Message, RemoteBuffers
+from ._memory.buffer import Memory
 from .cq import SLICE
 from .enums import AccessFlags, WROpcode
 from .errors import ClosedError, StateError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._args import check_int
-from ._check import check_ptr, check_rc
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
 from .device import Context
 from .enums import CounterDescription, ReadCountersFlags
 from .errors import StateError

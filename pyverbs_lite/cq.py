@@ -7,10 +7,10 @@ import threading
 import time
 from contextlib import suppress
 
-from ._args import Deadline, check_int
-from ._check import check_ptr, check_rc, os_error
-from ._inflight import Ledger
-from ._resource import Resource
+from ._base.args import Deadline, check_int
+from ._base.check import check_ptr, check_rc, os_error
+from ._base.resource import Resource
+from ._objects.inflight import Ledger
 from .comp_channel import CompChannel, Destroy
 from .device import Context
 from .enums import CQAttrMask, WCFlags

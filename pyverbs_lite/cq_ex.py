@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from ._args import check_flags, check_int
-from ._check import check_ptr, require
-from ._inflight import Ledger
+from ._base.args import check_flags, check_int
+from ._base.check import check_ptr, require
+from ._objects.inflight import Ledger
 from .cq import _BATCH, CQ, CompChannel
 from .device import Context
 from .enums import CQInitAttrMask, CreateCQAttrFlags, CreateCQWCFlags, WCFlags, WCOpcode, WCStatus

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-from ._args import check_int
-from ._check import check_neg, check_ptr, check_rc, os_error
-from ._device_attr import DeviceAttr, DeviceInfo, PortAttr, host_order, known, read_struct
-from ._factories import ContextFactories
-from ._gid_tables import GidTables
-from ._queue_factories import QueueFactories
-from ._spares import SpareKeeper
+from ._base.args import check_int
+from ._base.check import check_neg, check_ptr, check_rc, os_error
+from ._objects.device_attr import DeviceAttr, DeviceInfo, PortAttr, host_order, known, read_struct
+from ._objects.factories import ContextFactories
+from ._objects.gid_tables import GidTables
+from ._objects.queue_factories import QueueFactories
+from ._objects.spares import SpareKeeper
 from .device_ex import DeviceQueries
 from .enums import NodeType, PortState, TransportType
 from .errors import DeviceNotFoundError, VerbsOSError

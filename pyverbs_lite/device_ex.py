@@ -7,15 +7,15 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._args import check_int
-from ._check import check_neg, check_rc, os_error, require
-from ._device_attr import PortAttr
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.check import check_neg, check_rc, os_error, require
+from ._base.resource import Resource
+from ._objects.device_attr import PortAttr
 from .enums import ValuesMask
 from .ffi import ffi, lib
 
 if TYPE_CHECKING:
-    from ._device_attr_ex import DeviceAttrEx
+    from ._objects.device_attr_ex import DeviceAttrEx
 
 __all__ = ["DeviceQueries", "PortSpeed"]
 
@@ -76,7 +76,7 @@ class DeviceQueries(Resource):
 
         Verb: ibv_query_device_ex
         """
-        from ._device_attr_ex import read_device_attr_ex  # few ask, and many kinds of value take long to import
+        from ._objects.device_attr_ex import read_device_attr_ex  # few ask, and many kinds of value take long to import
 
         raw = ffi.new("struct ibv_device_attr_ex *")
         check_rc("ibv_query_device_ex", lib.ibv_query_device_ex(self._handle, ffi.NULL, raw))

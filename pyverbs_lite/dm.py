@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ._access import check_access
-from ._args import check_int
-from ._buffer import Memory, Pinned
-from ._check import check_ptr, check_rc, require
-from ._resource import Resource
+from ._base.access import check_access
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc, require
+from ._base.resource import Resource
+from ._memory.buffer import Memory, Pinned
 from .device import Context
 from .enums import AccessFlags
 from .ffi import CData, ffi, lib

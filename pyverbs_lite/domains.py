@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ._check import check_ptr, check_rc, require
-from ._resource import Resource
+from ._base.check import check_ptr, check_rc, require
+from ._base.resource import Resource
 from .device import Context
 from .enums import ParentDomainInitAttrMask
 from .ffi import CData, ffi, lib

@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 
-from ._random import random_64
+from ._base.random import random_64
 from .enums import MTU, LinkLayer
 from .errors import HandshakeError
 from .remote import checked_int

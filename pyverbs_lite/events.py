@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ._args import Deadline
-from ._check import check_neg, os_error
-from ._device_attr import known
-from ._resource import Resource, _Handle
+from ._base.args import Deadline
+from ._base.check import check_neg, os_error
+from ._base.resource import Resource, _Handle
+from ._objects.device_attr import known
 from .enums import EventType
 from .errors import WaitTimeout
 from .ffi import CData, ffi, lib

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._args import check_flags, check_int
-from ._check import check_ptr, check_rc
-from ._resource import Resource
+from ._base.args import check_flags, check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
 from .enums import FlowAttrType, FlowFlags, QPType
 from .ffi import CData, ffi, lib
 from .flow_spec import FlowSpec

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ._args import check_flags, check_int
-from ._check import check_ptr, check_rc
-from ._resource import Resource
+from ._base.args import check_flags, check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
 from .device import Context
-from .enums import (
-    FlowActionESPFlags,
-    FlowActionESPIVAlgo,
-    FlowActionESPKeymat,
-    FlowActionESPMask,
-    FlowActionESPReplay,
-)
+from .enums import FlowActionESPFlags, FlowActionESPIVAlgo, FlowActionESPKeymat, FlowActionESPMask, FlowActionESPReplay
 from .ffi import CData, ffi, lib
 
 __all__ = ["AESGCM", "ESPAttr", "FlowActionESP", "FlowActionESPAttr"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ._flow_members import (
+from ._base.resource import Resource
+from ._objects.flow_members import (
     BE16,
     BE32,
     FLOW_LABEL,
@@ -24,7 +25,6 @@ from ._flow_members import (
     IPv6,
     Member,
 )
-from ._resource import Resource
 from .enums import FlowSpecType
 from .ffi import CData, ffi
 

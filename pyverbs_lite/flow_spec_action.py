@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ._args import check_int
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.resource import Resource
 from .counters import Counters
 from .enums import FlowSpecType
 from .ffi import CData, ffi

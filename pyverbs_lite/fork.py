@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 
-from ._check import check_rc, require
+from ._base.check import check_rc, require
 from .enums import ForkStatus
 from .ffi import lib
 

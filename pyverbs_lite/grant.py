@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import Self
 
-from ._args import Deadline
-from ._check import os_error
-from ._mw_request import WindowRequest, invalidation, window_request
-from ._operation import Operation, Region
-from ._settings import check_name
+from ._base.args import Deadline
+from ._base.check import os_error
+from ._connection.operation import Operation, Region
+from ._connection.settings import check_name
+from ._objects.mw_request import WindowRequest, invalidation, window_request
 from .enums import AccessFlags
 from .errors import ClosedError, QueueFullError, VerbsError
 from .ffi import CData, ffi, lib
@@ -24,8 +24,8 @@ from .mw import MWBindInfo
 from .remote import REMOTE, RemoteBuffer
 
 if TYPE_CHECKING:
-    from ._engine import Engine
-    from ._link import Link
+    from ._connection.engine import Engine
+    from ._connection.link import Link
 
 __all__ = ["Grant", "make_grant"]
 

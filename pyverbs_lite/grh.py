@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Any
 
-from ._args import check_int
-from ._buffer import as_bytes_view
+from ._base.args import check_int
+from ._memory.buffer import as_bytes_view
 from .enums import WCFlags
 
 if TYPE_CHECKING:
-    from ._buffer import Memory
+    from ._memory.buffer import Memory
     from .mr import MR, MRSlice
     from .wr import WC
 

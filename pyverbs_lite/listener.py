@@ -9,11 +9,11 @@ from types import TracebackType
 
 from typing_extensions import Self, Unpack
 
-from ._args import Deadline, LateDeadline
-from ._control import Control
-from ._establish import establish
-from ._settings import ConnectOptions, Settings, spelled
-from ._tcp import address_text, await_fd, bind_tcp, own_address, tune
+from ._base.args import Deadline, LateDeadline
+from ._connection.establish import establish
+from ._connection.settings import ConnectOptions, Settings, spelled
+from ._control.control import Control
+from ._control.tcp import address_text, await_fd, bind_tcp, own_address, tune
 from .connection import Connection
 from .errors import ClosedError, PeerClosedError, WaitTimeout
 

@@ -6,16 +6,16 @@ import threading
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
-from ._args import check_int
-from ._check import check_rc
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.check import check_rc
+from ._base.resource import Resource
 from .enums import GIDType, QPType
 from .errors import StateError
 from .ffi import CData, ffi, lib
 from .gid import parse_gid
 
 if TYPE_CHECKING:
-    from ._transitions import Transitions
+    from ._objects.transitions import Transitions
 
 __all__ = ["MULTICAST_QPN", "Multicast", "multicast_gid"]
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from ._access import WRITERS, check_access, pin
-from ._buffer import Memory, Pinned, look_at
-from ._check import check_ptr, check_rc
-from ._rereg import Reregistration
-from ._resource import Resource
+from ._base.access import WRITERS, check_access, pin
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
+from ._memory.buffer import Memory, Pinned, look_at
+from ._memory.rereg import Reregistration
 from .enums import AccessFlags
 from .errors import BusyError, StateError, UnsupportedError, VerbsOSError
 from .ffi import CData, ffi, lib
@@ -18,7 +18,7 @@ from .pd import PD
 from .remote import slice_range
 
 if TYPE_CHECKING:
-    from ._accelerator import DeviceMemory
+    from ._memory.accelerator import DeviceMemory
 
 __all__ = ["MR", "MRSlice"]
 
@@ -117,7 +117,7 @@ class MR(Reregistration):
         memory = look_at(buffer, "a buffer to register")
         if isinstance(memory, memoryview):
             raise ValueError("an empty buffer cannot be registered: it has no memory")
-        from ._accelerator import export_dmabuf
+        from ._memory.accelerator import export_dmabuf
 
         if access is None:
             access = AccessFlags(0) if memory.readonly else AccessFlags.LOCAL_WRITE
@@ -202,7 +202,7 @@ class MR(Reregistration):
 
 def _relieved(number: int) -> bool:
     """After a registration has failed: say whether there was memory pinned that need not be."""
-    from ._registrations import OUT_OF_MEMORY, relieve
+    from ._memory.registrations import OUT_OF_MEMORY, relieve
 
     if number in OUT_OF_MEMORY and relieve():
         return True

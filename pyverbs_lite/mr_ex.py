@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mmap
 
-from ._access import check_access, pin
-from ._args import check_int
-from ._buffer import Memory
-from ._check import check_ptr, require
+from ._base.access import check_access, pin
+from ._base.args import check_int
+from ._base.check import check_ptr, require
+from ._memory.buffer import Memory
 from .enums import AccessFlags
 from .ffi import ffi, lib
 from .mr import MR

@@ -7,9 +7,9 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._args import check_int
-from ._check import check_ptr, check_rc
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
 from .enums import AccessFlags, MWType, SendFlags
 from .errors import BusyError, StateError
 from .ffi import CData, lib
@@ -17,7 +17,7 @@ from .mr import MR, MRSlice
 from .pd import PD
 
 if TYPE_CHECKING:
-    from ._mw_request import WindowRequest
+    from ._objects.mw_request import WindowRequest
     from .qp import QP
 
 __all__ = ["MW", "MWBindInfo", "State", "window_invalidated", "window_of"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from ._args import check_int
-from ._buffer import Memory
-from ._check import check_ptr, check_rc
-from ._factories import PDFactories
-from ._pages import map_huge, map_pages
-from ._random import random_64
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc
+from ._base.random import random_64
+from ._memory.buffer import Memory
+from ._memory.pages import map_huge, map_pages
+from ._objects.factories import PDFactories
 from .device import Context
 from .enums import AccessFlags
 from .ffi import CData, lib

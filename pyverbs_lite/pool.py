@@ -11,9 +11,9 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from ._args import check_int
-from ._buddy import Buddy, block_size
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.resource import Resource
+from ._memory.buddy import Buddy, block_size
 from .enums import AccessFlags
 from .errors import ClosedError, VerbsOSError
 from .ffi import CData, ffi

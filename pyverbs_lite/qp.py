@@ -1,4 +1,4 @@
-"""Queue pairs: made, posted to, and moved through their states (``_transitions``)."""
+"""Queue pairs: made, posted to, and moved through their states (``_objects.transitions``)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from ._check import check_rc
-from ._inflight import Held, Ledger
-from ._posting import post
-from ._qp_features import ECE
-from ._qp_init import QPInitAttr, check_init, create
-from ._rules import Rules
-from ._windows import Windows
+from ._base.check import check_rc
+from ._memory.windows import Windows
+from ._objects.inflight import Held, Ledger
+from ._objects.posting import post
+from ._objects.qp_features import ECE
+from ._objects.qp_init import QPInitAttr, check_init, create
+from ._objects.rules import Rules
 from .attr import QPCap
 from .cq import CQ
 from .enums import QPState, QPType

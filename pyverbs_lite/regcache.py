@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._access import pin
-from ._args import check_int
-from ._buffer import Memory, as_bytes_view
-from ._registrations import Store
-from ._resource import Resource
+from ._base.access import pin
+from ._base.args import check_int
+from ._base.resource import Resource
+from ._memory.buffer import Memory, as_bytes_view
+from ._memory.registrations import Store
 from .enums import AccessFlags
 from .errors import BusyError, StateError
 from .ffi import CData, ffi, lib

@@ -10,12 +10,12 @@ from types import TracebackType
 
 from typing_extensions import Self, Unpack
 
-from ._args import Deadline
-from ._buffer import Memory
-from ._gate import Guest
-from ._link import Link
-from ._server_base import CLOSERS, NOTICE, ServerBase, ServerStats, close_quietly
-from ._settings import ConnectOptions, spelled
+from ._base.args import Deadline
+from ._connection.link import Link
+from ._connection.settings import ConnectOptions, spelled
+from ._memory.buffer import Memory
+from ._server.base import CLOSERS, NOTICE, ServerBase, ServerStats, close_quietly
+from ._server.gate import Guest
 from .connection import Connection
 from .enums import AccessFlags
 from .mr import MR

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 
-from ._access import check_access
-from ._args import check_int
-from ._check import check_ptr, require
-from ._device_attr import known
+from ._base.access import check_access
+from ._base.args import check_int
+from ._base.check import check_ptr, require
+from ._objects.device_attr import known
 from .device import Context, close_device
 from .dm import DM
 from .enums import AccessFlags, TransportType

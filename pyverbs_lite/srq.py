@@ -7,12 +7,12 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._args import check_int
-from ._check import check_ptr, check_rc
-from ._inflight import InFlight, Ledger
-from ._posting import post
-from ._resource import Resource
-from ._rules import check_recv
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
+from ._objects.inflight import InFlight, Ledger
+from ._objects.posting import post
+from ._objects.rules import check_recv
 from .enums import QPType, SRQAttrMask, SRQInitAttrMask, SRQType
 from .ffi import CData, ffi, lib
 from .pd import PD

@@ -3,8 +3,8 @@
 Bytes in, events out; method calls in, bytes out. Rules of this file:
 
 * Both sides are equal: one table of order rules, used for what is sent and for what is heard.
-* Nothing of a peer's is believed before it was range-checked (``_frames.py``), and no memory is taken on the word of a
-  length.
+* Nothing of a peer's is believed before it was range-checked (``_control/frames.py``), and no memory is taken on the
+  word of a length.
 * However the bytes are split or glued, the events are the same.
 
 The layout and the order are in ``docs/handshake.md``.
@@ -16,8 +16,8 @@ from enum import Enum
 
 from typing_extensions import Buffer
 
-from ._auth import MECHANISM, SEAL_SIZE, Auth
-from ._frames import (
+from ._control.auth import MECHANISM, SEAL_SIZE, Auth
+from ._control.frames import (
     CHALLENGE,
     DOMAIN,
     FRAMES,

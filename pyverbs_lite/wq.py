@@ -7,26 +7,16 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._args import check_flags, check_int
-from ._check import check_ptr, check_rc
-from ._device_attr import known
-from ._inflight import Ledger
-from ._posting import post
-from ._resource import Resource
-from ._rules import check_recv
+from ._base.args import check_flags, check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
+from ._objects.device_attr import known
+from ._objects.inflight import Ledger
+from ._objects.posting import post
+from ._objects.rules import check_recv
 from .cq import CQ
 from .device import Context
-from .enums import (
-    QPState,
-    QPType,
-    RXHashFields,
-    RXHashFunction,
-    WQAttrMask,
-    WQFlags,
-    WQInitAttrMask,
-    WQState,
-    WQType,
-)
+from .enums import QPState, QPType, RXHashFields, RXHashFunction, WQAttrMask, WQFlags, WQInitAttrMask, WQState, WQType
 from .errors import InvalidTransition, StateError
 from .ffi import CData, ffi, lib
 from .pd import PD

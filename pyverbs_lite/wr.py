@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ._args import check_int
-from ._device_attr import known
-from ._resource import Resource
+from ._base.args import check_int
+from ._base.resource import Resource
+from ._objects.device_attr import known
 from .ah import AH
 from .enums import SendFlags, WCFlags, WCOpcode, WCStatus, WROpcode
 from .errors import CompletionError

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import Self, TypedDict, Unpack
 
-from ._args import check_int
-from ._buffer import Memory, Pinned, as_bytes_view
-from ._check import require
-from ._inflight import Held, Hold
-from ._posting import hold_and_run, lay_out
+from ._base.args import check_int
+from ._base.check import require
+from ._memory.buffer import Memory, Pinned, as_bytes_view
+from ._objects.inflight import Held, Hold
+from ._objects.posting import hold_and_run, lay_out
 from .enums import SendFlags, SendOpsFlags, WROpcode
 from .errors import StateError
 from .ffi import CData, ffi, lib
 from .wr import SGE, BindInfo, LocalMemory, SendWR
 
 if TYPE_CHECKING:
-    from ._resource import Resource
+    from ._base.resource import Resource
     from .ah import AH
     from .qp import QP
     from .remote import RemoteBuffer

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import threading
 
-from ._args import check_int
-from ._check import check_ptr, check_rc
-from ._inflight import Ledger
-from ._resource import Resource
-from ._transitions import Transitions
+from ._base.args import check_int
+from ._base.check import check_ptr, check_rc
+from ._base.resource import Resource
+from ._objects.inflight import Ledger
+from ._objects.transitions import Transitions
 from .device import Context
 from .enums import QPOpenAttrMask, QPType, XRCDInitAttrMask
 from .ffi import CData, ffi, lib

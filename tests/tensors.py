@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-from pyverbs_lite import _dlpack
+from pyverbs_lite._memory import dlpack as _dlpack
 
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)

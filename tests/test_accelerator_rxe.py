@@ -12,7 +12,7 @@ from support import A, connected, counts
 from tensors import Bare, CUDAArray, FakeCUDA, Made
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _accelerator
+from pyverbs_lite._memory import accelerator as _accelerator
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma
@@ -188,7 +188,7 @@ def test_it_moves_without_a_copy(pair, cuda, monkeypatch):
         registered.append((length, access))
         return lib.pvl_register(engine, region, pd, iova, length, access)
 
-    monkeypatch.setattr("pyverbs_lite._operation.lib", FakeLib(pvl_register_dmabuf=register))
+    monkeypatch.setattr("pyverbs_lite._connection.operation.lib", FakeLib(pvl_register_dmabuf=register))
     before = counts()
     data = CUDAArray(ctypes.addressof(owner), SIZE)
     remote = left.remote["target"]
@@ -213,7 +213,7 @@ def test_it_is_held_while_it_is_in_flight(pair, cuda, monkeypatch):
     def register(engine, region, pd, offset, length, iova, fd, access):
         return lib.pvl_register(engine, region, pd, iova, length, access)
 
-    monkeypatch.setattr("pyverbs_lite._operation.lib", FakeLib(pvl_register_dmabuf=register))
+    monkeypatch.setattr("pyverbs_lite._connection.operation.lib", FakeLib(pvl_register_dmabuf=register))
     made = Made(addr=ctypes.addressof(owner), shape=(SIZE,))
     work = left.start_write(left.remote["target"], made)
     gc.collect()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pyverbs_lite import AccessFlags as A
-from pyverbs_lite._access import check_access, pin
+from pyverbs_lite._base.access import check_access, pin
 
 
 def test_what_lets_a_peer_write_must_be_able_to_write() -> None:

@@ -24,7 +24,9 @@ import uvloop
 from support import descriptors, in_thread, settle_threads
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _aio_listener, _aio_watch, aio
+from pyverbs_lite import aio
+from pyverbs_lite._aio import listener as _aio_listener
+from pyverbs_lite._aio import watch as _aio_watch
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma

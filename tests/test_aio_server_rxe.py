@@ -203,7 +203,7 @@ def test_stop_lets_handlers_end_and_then_closes_what_is_left(no_leaks: None) -> 
 
 
 def test_a_handler_that_takes_no_notice_is_cancelled(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyverbs_lite._aio_server.NOTICE", 0.1)
+    monkeypatch.setattr("pyverbs_lite._aio.server.NOTICE", 0.1)
     ended = []
 
     async def handler(conn: aio.Connection) -> None:

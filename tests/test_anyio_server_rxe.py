@@ -141,7 +141,7 @@ def test_a_handler_that_fails_ends_its_own_connection_only(
 
 
 def test_stop_lets_handlers_end_then_closes_and_then_cancels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("pyverbs_lite._anyio_server.NOTICE", 0.1)
+    monkeypatch.setattr("pyverbs_lite._anyio.server.NOTICE", 0.1)
     ended: list[str] = []
 
     async def handler(conn: face.Connection) -> None:

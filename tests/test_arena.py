@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from pyverbs_lite import _arena
-from pyverbs_lite._arena import arena
+from pyverbs_lite._memory import arena as _arena
+from pyverbs_lite._memory.arena import arena
 
 SIZE = 3 * mmap.PAGESIZE
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _args
-from pyverbs_lite._args import Deadline, LateDeadline, check_int
+from pyverbs_lite._base import args as _args
+from pyverbs_lite._base.args import Deadline, LateDeadline, check_int
 
 
 @pytest.mark.parametrize("value", [3, 7, np.int64(5), np.uint8(4)])

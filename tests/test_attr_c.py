@@ -8,7 +8,7 @@ import pytest
 
 import pyverbs_lite as pvl
 from pyverbs_lite import qp_fsm
-from pyverbs_lite._attr_c import read_cap, read_qp_attr, write_cap, write_qp_attr
+from pyverbs_lite._objects.attr_c import read_cap, read_qp_attr, write_cap, write_qp_attr
 from pyverbs_lite.ffi import ffi, lib
 
 A = pvl.AccessFlags

@@ -11,7 +11,7 @@ import pytest
 from support import endpoint
 
 from pyverbs_lite import wire
-from pyverbs_lite._auth import Auth, Role, key_bytes
+from pyverbs_lite._control.auth import Auth, Role, key_bytes
 from pyverbs_lite.enums import AccessFlags
 from pyverbs_lite.errors import AuthenticationError, HandshakeError, PeerClosedError, PeerProtocolError, StateError
 from pyverbs_lite.remote import RemoteBuffer

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._dial import Attempt, passes
+from pyverbs_lite._connection.dial import Attempt, passes
 from pyverbs_lite.wire import RefuseCode
 
 

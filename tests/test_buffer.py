@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyverbs_lite._buffer import Pinned, as_bytes_view
+from pyverbs_lite._memory.buffer import Pinned, as_bytes_view
 from pyverbs_lite.errors import UnsupportedError
 from pyverbs_lite.ffi import ffi
 
@@ -288,9 +288,9 @@ def test_somebody_who_releases_the_view_lets_nothing_go():
 _LOOP = """
 import gc
 from types import SimpleNamespace
-from pyverbs_lite._buffer import Pinned
-from pyverbs_lite._lent import LentMessage
-from pyverbs_lite._operation import Operation
+from pyverbs_lite._memory.buffer import Pinned
+from pyverbs_lite._connection.lent import LentMessage
+from pyverbs_lite._connection.operation import Operation
 
 class Loop:
     pass

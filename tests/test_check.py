@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyverbs_lite import _check
-from pyverbs_lite._check import check_neg, check_ptr, check_rc, os_error, require
+from pyverbs_lite._base import check as _check
+from pyverbs_lite._base.check import check_neg, check_ptr, check_rc, os_error, require
 from pyverbs_lite.errors import QueueFullError, RouteError, UnsupportedError, VerbsOSError
 from pyverbs_lite.ffi import ffi
 

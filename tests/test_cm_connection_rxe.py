@@ -24,7 +24,9 @@ from support import endpoint, in_thread
 from test_connection_rxe import *  # noqa: F403 - its tests run here too, on the pairs of this module
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _cm_link, _private_data, cm, wire
+from pyverbs_lite import cm, wire
+from pyverbs_lite._cm import link as _cm_link
+from pyverbs_lite._cm import private_data as _private_data
 from pyverbs_lite.endpoint import Endpoint
 from pyverbs_lite.ffi import ffi, lib
 

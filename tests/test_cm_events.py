@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pyverbs_lite as pvl
 from pyverbs_lite import cm, cm_channel
-from pyverbs_lite._sockaddr import from_sockaddr, to_sockaddr
+from pyverbs_lite._cm.sockaddr import from_sockaddr, to_sockaddr
 from pyverbs_lite.cm_events import error_of, event_of, write_conn_param
 from pyverbs_lite.ffi import ffi, lib
 

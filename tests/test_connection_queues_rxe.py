@@ -6,7 +6,8 @@ import pytest
 from support import connected
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _engine, _link
+from pyverbs_lite._connection import engine as _engine
+from pyverbs_lite._connection import link as _link
 
 pytestmark = pytest.mark.rdma
 

@@ -13,11 +13,12 @@ import pytest
 from support import endpoint
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _control, _control_base
-from pyverbs_lite._args import Deadline
-from pyverbs_lite._control import Control, Peer
-from pyverbs_lite._settings import Settings
-from pyverbs_lite._tcp import address_text, bind_tcp, connect_tcp, own_address, tune
+from pyverbs_lite._base.args import Deadline
+from pyverbs_lite._connection.settings import Settings
+from pyverbs_lite._control import base as _control_base
+from pyverbs_lite._control import control as _control
+from pyverbs_lite._control.control import Control, Peer
+from pyverbs_lite._control.tcp import address_text, bind_tcp, connect_tcp, own_address, tune
 from pyverbs_lite.wire import HelloReceived, ReadyReceived
 
 LEFT = endpoint(0x11)

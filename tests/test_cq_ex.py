@@ -10,7 +10,7 @@ import pytest
 import pyverbs_lite as pvl
 import pyverbs_lite.cq
 import pyverbs_lite.cq_ex
-from pyverbs_lite._resource import Resource
+from pyverbs_lite._base.resource import Resource
 from pyverbs_lite.ffi import ffi, lib
 
 F = pvl.CreateCQWCFlags

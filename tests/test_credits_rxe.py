@@ -16,7 +16,7 @@ import pytest
 from support import connected, in_thread
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _engine
+from pyverbs_lite._connection import engine as _engine
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma

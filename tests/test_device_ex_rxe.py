@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._device_attr_ex import read_device_attr_ex
+from pyverbs_lite._objects.device_attr_ex import read_device_attr_ex
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma

@@ -11,7 +11,8 @@ import pytest
 from support import own_gid
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _gid_tables, gid
+from pyverbs_lite import gid
+from pyverbs_lite._objects import gid_tables as _gid_tables
 from pyverbs_lite.ffi import lib
 
 pytestmark = pytest.mark.rdma

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tensors import Bare, CUDAArray, FakeCUDA, Made
 
-from pyverbs_lite import _accelerator, _dlpack
-from pyverbs_lite._buffer import Pinned, as_bytes_view, look_at
+from pyverbs_lite._memory import accelerator as _accelerator
+from pyverbs_lite._memory import dlpack as _dlpack
+from pyverbs_lite._memory.buffer import Pinned, as_bytes_view, look_at
 from pyverbs_lite.errors import UnsupportedError
 
 KNOWN = [("max_version", "copy"), ("max_version",), ()]  # newer and older libraries

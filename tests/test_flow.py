@@ -13,7 +13,7 @@ import pytest
 import pyverbs_lite as pvl
 import pyverbs_lite.flow
 import pyverbs_lite.flow_action
-from pyverbs_lite._resource import Resource
+from pyverbs_lite._base.resource import Resource
 from pyverbs_lite.ffi import ffi, lib
 
 

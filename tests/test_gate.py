@@ -13,9 +13,9 @@ import pytest
 from support import endpoint
 
 import pyverbs_lite as pvl
-from pyverbs_lite._gate import Gate, Guest
-from pyverbs_lite._settings import Settings
-from pyverbs_lite._tcp import bind_tcp
+from pyverbs_lite._connection.settings import Settings
+from pyverbs_lite._control.tcp import bind_tcp
+from pyverbs_lite._server.gate import Gate, Guest
 from pyverbs_lite.wire import Channel, HelloReceived, ReadyReceived
 
 LOOPBACK = "127.0.0.1"
@@ -86,7 +86,7 @@ def test_who_has_left_is_not_kept_until_its_time_would_be_up():
 
 
 def test_a_refused_peer_that_does_not_read_costs_no_processor_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pyverbs_lite._gate.LAST_WORD", 1.5)
+    monkeypatch.setattr("pyverbs_lite._server.gate.LAST_WORD", 1.5)
     house = House(answer=8 << 20)
     with gate(house, timeout=30) as made, closing(socket.socket()) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -19,7 +19,9 @@ import pytest
 from support import connected, counts, in_thread
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _link, _moves, wire
+from pyverbs_lite import wire
+from pyverbs_lite._connection import link as _link
+from pyverbs_lite._connection import moves as _moves
 
 pytestmark = pytest.mark.rdma
 

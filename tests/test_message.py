@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._inbox import Arrival
+from pyverbs_lite._connection.inbox import Arrival
 
 PLAIN = Arrival(memoryview(b"plain"), 5, None, pvl.WCOpcode.RECV, 0)
 MARKED = Arrival(memoryview(b"marked"), 6, 0xFFFFFFFE, pvl.WCOpcode.RECV, 1)

@@ -244,7 +244,7 @@ def test_advice_as_the_verb_takes_it(pd, monkeypatch):
         seen.append((handle, advice, flags, [(sges[i].addr, sges[i].length, sges[i].lkey) for i in range(count)]))
         return 0
 
-    monkeypatch.setattr("pyverbs_lite._factories.lib", FakeLib(ibv_advise_mr=advise))
+    monkeypatch.setattr("pyverbs_lite._objects.factories.lib", FakeLib(ibv_advise_mr=advise))
     mr = pd.alloc(PAGE)
     pd.advise_mr(pvl.AdviseMRAdvice.PREFETCH_WRITE, [mr[8:24], pvl.SGE(1, 2, 3)], flush=True)
     mr.advise(pvl.AdviseMRAdvice.PREFETCH)
@@ -302,7 +302,7 @@ def rereg_as(monkeypatch, rc, number=0, *, lkey=None, seen=None):
     class WithErrno(FakeLib):
         pass
 
-    monkeypatch.setattr("pyverbs_lite._rereg.lib", WithErrno(ibv_rereg_mr=rereg))
+    monkeypatch.setattr("pyverbs_lite._memory.rereg.lib", WithErrno(ibv_rereg_mr=rereg))
 
 
 def address_of(buffer):

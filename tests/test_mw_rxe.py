@@ -464,7 +464,7 @@ def test_a_request_that_the_verb_refuses_changes_nothing(pd, cq, pair, region, m
     key = mw.rkey
     other = pd.alloc(64, BINDABLE)
     with monkeypatch.context() as patch:
-        patch.setattr("pyverbs_lite._windows.lib", Full())
+        patch.setattr("pyverbs_lite._memory.windows.lib", Full())
         with pytest.raises(error, match="ibv_bind_mw") as caught:
             mw.bind(right, other, A.REMOTE_READ)
     assert (caught.value.posted, caught.value.errno) == (0, number)

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _device_attr, _gid_tables, device
+from pyverbs_lite import device
+from pyverbs_lite._objects import device_attr as _device_attr
+from pyverbs_lite._objects import gid_tables as _gid_tables
 from pyverbs_lite.ffi import ffi, lib
 
 ETH, IB = pvl.LinkLayer.ETHERNET, pvl.LinkLayer.INFINIBAND

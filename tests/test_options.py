@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._options import _RANGES, Options, Tuning
-from pyverbs_lite._settings import ConnectOptions, Settings, check_buffers, check_name
+from pyverbs_lite._connection.options import _RANGES, Options, Tuning
+from pyverbs_lite._connection.settings import ConnectOptions, Settings, check_buffers, check_name
 
 #: Everything that takes the options of a connection.
 TAKERS = (pvl.connect, pvl.listen, pvl.cm.connect, pvl.cm.listen, pvl.aio.connect, pvl.aio.listen)

@@ -69,7 +69,7 @@ def test_one_abi3_wheel_with_types_and_without_sources(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"pyverbs_lite/py.typed", "pyverbs_lite/ffi/_verbs.pyi", "pyverbs_lite/ffi/_verbs.abi3.so"} <= names
     assert not [name for name in names if name.endswith((".c", ".h")) or name.startswith(("tests", "rxe"))]
-    modules = {f"pyverbs_lite/{path.name}" for path in (ROOT / "pyverbs_lite").glob("*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pyverbs_lite").rglob("*.py")}
     assert modules <= names
 
 

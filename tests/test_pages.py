@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyverbs_lite import _pages
-from pyverbs_lite._buddy import SMALLEST, Buddy, block_size
+from pyverbs_lite._memory import pages as _pages
+from pyverbs_lite._memory.buddy import SMALLEST, Buddy, block_size
 from pyverbs_lite.ffi import ffi
 
 

@@ -167,7 +167,7 @@ def test_an_interrupt_costs_the_pool_nothing_but_what_it_was_about(pd, monkeypat
         slices = [pool.alloc(4096) for _ in range(8)]
         del slices
         with monkeypatch.context() as patch:
-            patch.setattr("pyverbs_lite._buddy.Buddy.give_back", struck)
+            patch.setattr("pyverbs_lite._memory.buddy.Buddy.give_back", struck)
             with pytest.raises(Struck):
                 pool.alloc(64)
         assert pool.stats.in_use <= 4096
@@ -348,8 +348,8 @@ def test_memory_of_the_domain_s_own(pd, huge):
 
 
 def test_huge_pages_are_reported_where_they_were_given(pd, monkeypatch):
-    from pyverbs_lite import _pages
     from pyverbs_lite import pd as module
+    from pyverbs_lite._memory import pages as _pages
 
     monkeypatch.setattr(module, "map_huge", lambda nbytes: _pages.map_pages(-(-nbytes // 8192) * 8192))
     with pd.alloc(5000, huge=True) as region, pd.alloc(5000) as plain, pd.pool(huge=True) as pool:

@@ -9,7 +9,7 @@ from support import endpoint
 
 import pyverbs_lite as pvl
 from pyverbs_lite import wire
-from pyverbs_lite._private_data import pack_hello, pack_refusal, read_hello, read_refusal
+from pyverbs_lite._cm.private_data import pack_hello, pack_refusal, read_hello, read_refusal
 
 ENDPOINT = endpoint(0x00ABCDEF, max_rd_atomic=3, max_dest_rd_atomic=4, recv_depth=5)
 

@@ -6,7 +6,8 @@ import pytest
 from support import make_qp
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _qp_features, _qp_init
+from pyverbs_lite._objects import qp_features as _qp_features
+from pyverbs_lite._objects import qp_init as _qp_init
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from pyverbs_lite import _random
-from pyverbs_lite._random import random_64
+from pyverbs_lite._base import random as _random
+from pyverbs_lite._base.random import random_64
 
 
 def test_numbers_are_64_bits_and_no_two_are_equal():

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _registrations
-from pyverbs_lite._buffer import as_bytes_view
-from pyverbs_lite._keeper import keeper_of
-from pyverbs_lite._registrations import Store
+from pyverbs_lite._memory import registrations as _registrations
+from pyverbs_lite._memory.buffer import as_bytes_view
+from pyverbs_lite._memory.keeper import keeper_of
+from pyverbs_lite._memory.registrations import Store
 from pyverbs_lite.ffi import ffi, lib
 
 A = pvl.AccessFlags

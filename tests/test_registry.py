@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 from support import in_thread
 
-from pyverbs_lite._registry import Registry
+from pyverbs_lite._connection.registry import Registry
 from pyverbs_lite.remote import REMOTE
 
 

@@ -21,7 +21,7 @@ from support import connected, in_thread
 
 import pyverbs_lite as pvl
 from pyverbs_lite import aio
-from pyverbs_lite._registry import Registry
+from pyverbs_lite._connection.registry import Registry
 
 pytestmark = pytest.mark.rdma
 
@@ -50,7 +50,7 @@ def test_a_name_is_waited_for(pair: tuple[pvl.Connection, pvl.Connection]) -> No
 
 
 def test_news_are_no_matter_of_a_slice_of_time(pair: tuple[pvl.Connection, pvl.Connection], monkeypatch: Any) -> None:
-    monkeypatch.setattr("pyverbs_lite._engine._SLICE_NS", 60_000_000_000)
+    monkeypatch.setattr("pyverbs_lite._connection.engine._SLICE_NS", 60_000_000_000)
     left, right = pair
     waiting = in_thread(left.remote.wait, "late")
     time.sleep(0.05)  # so that it sleeps; it holds without, too

@@ -16,8 +16,8 @@ import weakref
 
 import pytest
 
-from pyverbs_lite import _resource
-from pyverbs_lite._resource import Resource
+from pyverbs_lite._base import resource as _resource
+from pyverbs_lite._base.resource import Resource
 from pyverbs_lite.errors import BusyError, ClosedError, VerbsOSError
 from pyverbs_lite.ffi import ffi
 
@@ -330,7 +330,7 @@ def test_nothing_is_left_to_finalise_after_close(unraisable):
 
 def test_a_child_whose_module_was_not_imported_yet(monkeypatch):
     monkeypatch.delitem(Resource._kinds, "Thing")
-    monkeypatch.setattr("pyverbs_lite._resource.find", {"Thing": lambda parent, log: Thing(log, "mr", parent)}.get)
+    monkeypatch.setattr("pyverbs_lite._base.resource.find", {"Thing": lambda parent, log: Thing(log, "mr", parent)}.get)
     log = []
     pd = Thing(log, "pd")
     mr = pd._make("Thing", log)
@@ -340,7 +340,7 @@ def test_a_child_whose_module_was_not_imported_yet(monkeypatch):
 
 
 def test_at_exit_the_youngest_goes_first_and_what_is_borrowed_stays(unraisable):
-    from pyverbs_lite import _resource
+    from pyverbs_lite._base import resource as _resource
 
     log = []
     pd, borrowed = Thing(log, "pd"), Thing(log, "borrowed")
@@ -390,7 +390,7 @@ def test_dropped_together_and_one_cannot_be_destroyed(unraisable):
 
 
 def test_the_finaliser_leaves_what_was_closed_alone():
-    from pyverbs_lite import _resource
+    from pyverbs_lite._base import resource as _resource
 
     log = []
     thing = Thing(log, "pd")
@@ -480,7 +480,7 @@ def test_handles_do_not_copy(how):
 
 PRELUDE = """
 import gc, os, sys, threading, time, warnings
-from pyverbs_lite._resource import Resource
+from pyverbs_lite._base.resource import Resource
 from pyverbs_lite.errors import ClosedError
 from pyverbs_lite.ffi import ffi
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._inflight import Hold
-from pyverbs_lite._posting import lay_out
-from pyverbs_lite._rules import Rules, check_recv
+from pyverbs_lite._objects.inflight import Hold
+from pyverbs_lite._objects.posting import lay_out
+from pyverbs_lite._objects.rules import Rules, check_recv
 
 T, Op, F = pvl.QPType, pvl.WROpcode, pvl.SendFlags
 CAP = pvl.QPCap(max_send_wr=9, max_recv_wr=7, max_send_sge=3, max_recv_sge=2, max_inline_data=24)

@@ -765,7 +765,7 @@ def test_an_engine_that_cannot_join_its_hub_is_closed(monkeypatch: pytest.Monkey
     with pvl.Server(HERE, 0, echo, **SMALL) as server:
         server.start()
         with monkeypatch.context() as patch:
-            patch.setattr("pyverbs_lite._engine.lib", Lib())
+            patch.setattr("pyverbs_lite._connection.engine.lib", Lib())
             with pytest.raises((pvl.HandshakeError, OSError)):
                 connect(server)
         with connect(server) as conn:

@@ -19,7 +19,7 @@ from support import connected, in_thread
 
 import pyverbs_lite
 import pyverbs_lite as pvl
-from pyverbs_lite._engine import Engine
+from pyverbs_lite._connection.engine import Engine
 
 pytestmark = pytest.mark.rdma
 
@@ -311,7 +311,7 @@ class TestStruck:
         struck.RECV = pvl.WCOpcode.RECV
         with connected() as (left, right):
             left.send(data, imm=5)
-            monkeypatch.setattr("pyverbs_lite._inbox.WCOpcode", struck)
+            monkeypatch.setattr("pyverbs_lite._connection.inbox.WCOpcode", struck)
             while strikes:
                 with pytest.raises(Struck):
                     right.recv(timeout=10)

@@ -15,8 +15,8 @@ import pytest
 from support import connected, counts, in_thread, nothing_left
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _spares
-from pyverbs_lite._args import Deadline
+from pyverbs_lite._base.args import Deadline
+from pyverbs_lite._objects import spares as _spares
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(120)]
 
@@ -227,7 +227,7 @@ def test_an_end_that_is_tried_again_leaves_the_next_connection_alone(context: pv
 
 
 def test_where_memory_cannot_be_pinned_they_make_room(context: pvl.Context) -> None:
-    from pyverbs_lite._registrations import relieve
+    from pyverbs_lite._memory.registrations import relieve
 
     with pair(context):
         pass

@@ -13,10 +13,10 @@ from certificates import dialling, serving
 from support import endpoint, in_thread
 
 import pyverbs_lite as pvl
-from pyverbs_lite._args import Deadline
-from pyverbs_lite._control import Control, Peer
-from pyverbs_lite._settings import Settings
-from pyverbs_lite._tls import Tls
+from pyverbs_lite._base.args import Deadline
+from pyverbs_lite._connection.settings import Settings
+from pyverbs_lite._control.control import Control, Peer
+from pyverbs_lite._control.tls import Tls
 from pyverbs_lite.wire import HelloReceived, ReadyReceived
 
 pytestmark = pytest.mark.timeout(30)

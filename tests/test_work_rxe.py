@@ -18,7 +18,7 @@ import pytest
 from support import connected, in_thread
 
 import pyverbs_lite as pvl
-from pyverbs_lite._inbox import Inbox
+from pyverbs_lite._connection.inbox import Inbox
 
 pytestmark = pytest.mark.rdma
 

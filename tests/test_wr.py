@@ -9,9 +9,9 @@ import pickle
 import pytest
 
 import pyverbs_lite as pvl
-from pyverbs_lite._inflight import Hold, InFlight, Ledger
-from pyverbs_lite._posting import lay_out
-from pyverbs_lite._rules import Rules
+from pyverbs_lite._objects.inflight import Hold, InFlight, Ledger
+from pyverbs_lite._objects.posting import lay_out
+from pyverbs_lite._objects.rules import Rules
 from pyverbs_lite.ffi import ffi, lib
 from pyverbs_lite.wr import completion_error, immediate, wc_from_c
 

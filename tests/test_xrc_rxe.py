@@ -8,7 +8,9 @@ import pytest
 from support import make_qp
 
 import pyverbs_lite as pvl
-from pyverbs_lite import _check, _qp_init, srq, xrcd
+from pyverbs_lite import srq, xrcd
+from pyverbs_lite._base import check as _check
+from pyverbs_lite._objects import qp_init as _qp_init
 from pyverbs_lite.ffi import ffi, lib
 
 pytestmark = pytest.mark.rdma
@@ -168,7 +170,7 @@ def test_receives_of_a_domain_find_their_completions(context, pd, fake):
     mr = pd.alloc(16)
     hold = pvl.srq.InFlight  # the queue's own class
     assert isinstance(shared._queue, hold)
-    from pyverbs_lite._inflight import Hold
+    from pyverbs_lite._objects.inflight import Hold
 
     request = Hold.of(77, [mr])
     shared._queue.add([request])

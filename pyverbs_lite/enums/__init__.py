@@ -25,15 +25,7 @@ from .cm import (
     PathFlags,
     PortSpace,
 )
-from .cq import (
-    CQAttrMask,
-    CQInitAttrMask,
-    CreateCQAttrFlags,
-    CreateCQWCFlags,
-    WCFlags,
-    WCOpcode,
-    WCStatus,
-)
+from .cq import CQAttrMask, CQInitAttrMask, CreateCQAttrFlags, CreateCQWCFlags, WCFlags, WCOpcode, WCStatus
 from .device import (
     MTU,
     AtomicCap,

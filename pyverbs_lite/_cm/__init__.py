@@ -1,0 +1,1 @@
+"""The private parts of connections and identifiers of librdmacm."""

@@ -1,0 +1,1 @@
+"""What a connection is made of: handshake, engine, requests, messages."""

@@ -1,0 +1,1 @@
+"""The control connection: frames, keys, TLS, and what carries them."""

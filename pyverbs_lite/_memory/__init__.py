@@ -1,0 +1,1 @@
+"""Memory: how it is found, made, kept registered and given out."""

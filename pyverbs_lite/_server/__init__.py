@@ -1,0 +1,1 @@
+"""The private parts of servers: the gate, and what connections share."""
