@@ -48,10 +48,7 @@ def main() -> None:
             cases[f"write_many {count}"] = _many(left, left.remote["target"], region, count)
             cases[f"prepared write_many {count}"] = _prepared_many(left, left.remote["target"], region, count)
         regions = [end.register(bytearray(SIZE)) for end, _ in made]
-        by_turns = [
-            partial(end.write, end.remote["target"][:SIZE], own[:SIZE])
-            for (end, _), own in zip(made, regions, strict=True)
-        ]
+        by_turns = [(end, end.remote["target"][:SIZE], own[:SIZE]) for (end, _), own in zip(made, regions, strict=True)]
         for count in QPS:
             cases[f"qps {count}"] = _turns(by_turns[:count])
         serve(cases)
@@ -147,14 +144,14 @@ def _batches(run, count: int, n: int) -> int:  # type: ignore[no-untyped-def]
     return repeated(run)(batches) * n // (batches * count)
 
 
-def _turns(writes) -> Case:  # type: ignore[no-untyped-def]
-    """Time operations that go to several QPs in turns, by the same loop for one."""
+def _turns(ends) -> Case:  # type: ignore[no-untyped-def]
+    """Time writes that go to several QPs in turns, by the same loop for one."""
 
     def run(count: int) -> int:
-        turns = islice(cycle(writes), count)
+        turns = islice(cycle(ends), count)
         start = time.perf_counter_ns()
-        for write in turns:
-            write()
+        for conn, remote, data in turns:
+            conn.write(remote, data)
         return time.perf_counter_ns() - start
 
     return run
