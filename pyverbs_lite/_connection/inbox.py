@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
-from .._base.args import Deadline
+from .._base.args import Deadline, check_seconds
 from .._base.check import os_error
 from ..enums import WCOpcode
 from ..errors import StateError, WaitTimeout
@@ -155,7 +155,7 @@ class Inbox:
             VerbsError: the connection's failure, once all that had arrived was taken.
         """
         if timeout is not None and not (type(timeout) is float and timeout >= 0):
-            timeout = Deadline(timeout).seconds  # or that refuses it
+            timeout = check_seconds(timeout)  # or that refuses it, and without a look at the clock
         boxes, deadline = self.boxes, None
         try:
             box = boxes.pop() or self.box()
