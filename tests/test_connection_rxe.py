@@ -16,6 +16,7 @@ import pytest
 from support import connected
 
 import pyverbs_lite as pvl
+from pyverbs_lite._base import args as _args
 
 pytestmark = pytest.mark.rdma
 
@@ -63,6 +64,16 @@ def pair() -> Iterator[Pair]:
 
 
 # ------------------------------------------------------------ two-sided
+
+
+@pytest.mark.parametrize("timeout", [10, 10.0, None, 0])
+def test_what_has_arrived_is_taken_without_a_look_at_the_clock(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    pair.left.send(b"there")
+    with monkeypatch.context() as patched:
+        patched.setattr(_args, "time", None)
+        assert pair.right.recv(timeout=timeout) == b"there"
 
 
 @pytest.mark.parametrize("size", SIZES)
