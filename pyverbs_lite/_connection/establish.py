@@ -7,6 +7,7 @@ makes anything, so a stranger costs it nothing, and it can pick a GID of the sam
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import nullcontext, suppress
 from ipaddress import IPv6Address
@@ -116,15 +117,18 @@ def establish(control: Control, settings: Settings, deadline: Deadline, *, accep
     """Run the handshake; on any failure the peer is told why, and everything is closed again, ``control`` too.
 
     Args:
-        alone: whether no other thread knows ``control``. Then its lock is held all the time: to ask for it again and
-            again takes time.
+        alone: whether no other thread knows ``control``. Then it has no lock until the end: to ask for one takes time.
 
     Raises:
         HandshakeError: or the subclass that says what the peer did, or did not do in time.
         As ``Link``, for what this side lacks.
     """
-    with control.lock if alone else nullcontext():
+    if not alone:
         return _establish(control, settings, deadline, accepting)
+    control.lock = nullcontext()
+    link = _establish(control, settings, deadline, accepting)
+    control.lock = threading.RLock()
+    return link
 
 
 def _establish(control: Control, settings: Settings, deadline: Deadline, accepting: bool) -> Link:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeAlias, TypeVar
 
 from .._base.args import Deadline
@@ -40,7 +41,7 @@ class ControlBase(ABC):
     def __init__(self) -> None:
         self.channel = Channel()
         # Reentrant, for a signal handler may close what it interrupted.
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = threading.RLock()
         self._events: list[Event] = []  # never many, and an empty deque takes ten times the memory
         self._unsent = bytearray()
         self._torn = False  # an interrupt came between moving bytes and taking note of it
