@@ -418,7 +418,7 @@ class Engine(Resource):
     def finish(self, op: Operation, operation: str, deadline: Deadline, few: int = 0) -> None:
         """Wait until so few of an operation's requests are in flight."""
         c = op.c
-        while c.posted - c.done + c.left > few:
+        while c.left or c.posted - c.done > few:  # in this order: see Operation.ended
             if self._progress(lib.PVL_UNTIL_FEW, op, few, deadline):
                 break
             if self.failure is not None and self._flush_limit.expired:

@@ -199,7 +199,8 @@ class Operation:
     def ended(self) -> bool:
         """Whether nothing of it is in flight, and nothing left to post."""
         c = self.c
-        return not self.running and bool(c.posted == c.done) and not c.left
+        # In this order: another thread may post what is left in between, and with nothing left ``posted`` is final.
+        return not self.running and not c.left and bool(c.posted == c.done)
 
     def accepted(self, count: int) -> int:
         """Return how many of its entries were handed to the device."""

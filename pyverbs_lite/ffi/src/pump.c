@@ -10,7 +10,7 @@
  */
 
 /* What running a list may come to, beside. */
-#define PVL_OUTSIDE (-12) /* an entry reaches outside one of the two ranges, and `next` is its number; nothing was posted */
+#define PVL_OUTSIDE (-12) /* an entry reaches outside one of the two ranges; nothing was posted */
 
 /* One request of a list that is not packed. */
 struct pvl_request {
@@ -281,9 +281,10 @@ static void pvl_pump(struct pvl_engine *engine)
             ;
         if (list->error || list->next == list->count) {
             *place = list->after;
-            list->op->left = 0;
             if (list->memory)
                 pvl_memory_put(list->memory); /* what is in flight holds it by itself */
+            /* Last, for Python looks without the lock, and may let the list go or use it for something else. */
+            __atomic_store_n(&list->op->left, 0, __ATOMIC_RELEASE);
         } else {
             place = &list->after;
         }
