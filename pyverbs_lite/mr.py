@@ -158,7 +158,7 @@ class MR(Reregistration):
         memory = lib.pvl_memory_new(handle.pd, addr, self.lkey, access)
         self._c: CData = ffi.gc(check_ptr("calloc", memory), lib.pvl_memory_put)
         if pinned is not None:
-            self._c.here = pinned.addr
+            self._c.length, self._c.here = length, pinned.addr
         #: Memory windows that may be bound to it: their serial numbers, in a dictionary for the memory it takes empty.
         self._windows: dict[int, None] = {}
         self._destroy = _Deregister(self, destroy or _dereg_mr)

@@ -326,6 +326,7 @@ def test_another_range(pd, monkeypatch):
     mr.rereg(buffer=new)
     assert seen == [(lib.IBV_REREG_MR_CHANGE_TRANSLATION, ffi.NULL, address, 13, 0)]
     assert (mr.addr, mr.length, bytes(mr.view)) == (address, 13, b"the new range")
+    assert (mr._c.addr, mr._c.here, mr._c.length) == (address, address, 13)  # what short messages are copied out of
     old.append(0)  # free to move
     with pytest.raises(BufferError):
         new.append(0)

@@ -172,7 +172,7 @@ class Reregistration(Resource):
                 self._destroy.pinned.remove(old)
                 old.release()
         if self._pinned is not None:
-            self._c.here = self._pinned.addr
+            self._c.length, self._c.here = self.length, self._pinned.addr
         if pd is not None and pd is not self.pd:
             self._attach(pd)
             self._detach(self.pd)

@@ -513,7 +513,6 @@ class Lib:
     IB_ROCE_UDP_ENCAP_VALID_PORT_MIN: Final[int]
     PVL_BUSY: Final[int]
     PVL_CHECK: Final[int]
-    PVL_CLOSED: Final[int]
     PVL_HAS_ACTIVE_SPEED_EX: Final[int]
     PVL_HAS_ADVISE_MR_NO_FAULT: Final[int]
     PVL_HAS_ALLOC_BUF: Final[int]
@@ -554,7 +553,6 @@ class Lib:
     PVL_LATE: Final[int]
     PVL_LONG: Final[int]
     PVL_LOOKED_BUSY: Final[int]
-    PVL_LOOKED_EVENT: Final[int]
     PVL_LOOKED_FOUND: Final[int]
     PVL_LOOKED_PART: Final[int]
     PVL_MAP_HUGETLB: Final[int]
@@ -563,10 +561,8 @@ class Lib:
     PVL_NOW: Final[int]
     PVL_NO_CREDIT: Final[int]
     PVL_NO_SLOT: Final[int]
-    PVL_OUTSIDE: Final[int]
     PVL_PENDING: Final[int]
     PVL_POOL_LOST: Final[int]
-    PVL_SEVERAL: Final[int]
     PVL_STOPPED: Final[int]
     PVL_TURN: Final[int]
     PVL_UNTIL_ARRIVAL: Final[int]
@@ -584,7 +580,6 @@ class Lib:
     PVL_WOKE_SIGNAL: Final[int]
     PVL_WOKE_TIMEOUT: Final[int]
     PVL_WR_CONTROL: Final[int]
-    PVL_WR_NOTICE: Final[int]
     RAI_DNS: Final[int]
     RAI_FAMILY: Final[int]
     RAI_NOROUTE: Final[int]
@@ -844,7 +839,6 @@ class Lib:
     def pvl_pool_reset(self, a0: CData, a1: CData, /) -> None: ...
     def pvl_post(self, a0: CData, a1: CData, a2: int, a3: int, a4: CData, a5: int, a6: int, a7: int, a8: int, a9: int, a10: int, a11: int, a12: int, a13: int, /) -> int: ...
     def pvl_post_ring(self, a0: CData, /) -> int: ...
-    def pvl_post_slot(self, a0: CData, a1: int, /) -> int: ...
     def pvl_post_window(self, a0: CData, a1: CData, a2: CData, a3: int, a4: CData, a5: int, a6: int, a7: int, /) -> int: ...
     def pvl_progress(self, a0: CData, a1: int, a2: CData, a3: int, a4: int, /) -> int: ...
     def pvl_read(self, a0: CData, a1: CData, a2: int, a3: int, a4: int, a5: int, a6: int, a7: int, /) -> int: ...

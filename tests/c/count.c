@@ -128,7 +128,6 @@ int main(int argc, char **argv)
         .engine = left.engine, .op = &op, .memory = held, .offset = 64, .remote_addr = 4096, .length = 64, .rkey = 9,
         .opcode = IBV_WR_RDMA_WRITE, .heard = left.engine->heard,
     };
-    op.engine = left.engine;
     list = (struct pvl_list){.op = &op, .window = SLOTS / 2};
     prepared_list = prepared;
     prepared_list.list = &list;

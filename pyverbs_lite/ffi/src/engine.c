@@ -63,6 +63,7 @@ struct pvl_memory {
     uint32_t changes; /* how often it was registered anew */
     uint64_t addr;    /* as SGEs name it */
     uint64_t here;    /* as this process sees it; 0: it does not */
+    uint64_t length;  /* so many bytes of it */
     struct ibv_pd *pd;
     uint32_t access;
 };
@@ -686,9 +687,12 @@ static int pvl_progress(struct pvl_engine *engine, int until, const struct pvl_o
 /* Whether a request has a header, and registered memory is copied into the cell behind it, so that one SGE is enough. */
 static int pvl_beside(const struct pvl_engine *engine, const struct pvl_memory *memory, const struct pvl_ask *ask)
 {
+    uint64_t offset = ask->addr - memory->addr;
+
     return (ask->opcode == IBV_WR_SEND || ask->opcode == IBV_WR_SEND_WITH_IMM) && ask->length <= PVL_SHORT &&
            sizeof(struct pvl_header) + ask->length <= engine->cell_size && memory->here &&
-           memory->lkey == ask->lkey; /* else it was registered anew in between */
+           memory->lkey == ask->lkey && /* else it was registered anew in between; and it may be shorter since, */
+           offset <= memory->length && ask->length <= memory->length - offset; /* which is for the device to refuse */
 }
 
 /* What pvl_post() does; under the lock. */
