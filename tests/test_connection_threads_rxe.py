@@ -14,6 +14,7 @@ import pytest
 from support import connected, in_thread
 
 import pyverbs_lite as pvl
+from pyverbs_lite._connection.registry import Registry
 
 pytestmark = pytest.mark.rdma
 
@@ -261,3 +262,38 @@ def test_news_reach_a_thread_that_only_waits() -> None:
         assert time.monotonic() - start < 2
         right.send(b"end")
         assert receiving(5) == b"end"
+
+
+def test_naming_a_region_and_closing_wait_for_each_other_at_no_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names has the lock of the names, and waits for that of the control connection, which a close takes."""
+    resting, named = threading.Event(), threading.Event()
+    announce, enter = Registry.announce, Registry._enter
+
+    def announce_late(*args: Any) -> None:
+        assert resting.wait(10)
+        announce(*args)
+
+    def enter_early(*args: Any) -> None:
+        enter(*args)
+        named.set()
+
+    with connected() as (left, right):
+        rest = left._engine.rest
+
+        def rest_late(why: pvl.VerbsError) -> bool:
+            resting.set()
+            assert named.wait(10)
+            return rest(why)
+
+        monkeypatch.setattr(Registry, "announce", announce_late)
+        monkeypatch.setattr(Registry, "_enter", enter_early)
+        monkeypatch.setattr(left._engine, "rest", rest_late)
+        naming = in_thread(left.register, bytearray(100), name="late")
+        while not left._link.pd._children:
+            time.sleep(0.001)
+        closing = in_thread(left.close)
+        closing(10)
+        with pytest.raises((pvl.StateError, pvl.PeerClosedError)):
+            naming(10)
+        with pytest.raises(pvl.PeerClosedError):
+            right.recv(timeout=5)

@@ -358,12 +358,13 @@ class Link:
     def end(self, deadline: Deadline, why: ClosedError) -> None:
         """Say goodbye, end every request, destroy everything; may be tried again after an interrupt."""
         control, news = self.peer.control, self.registry.fall_silent()
-        with control.lock:  # to the end, where nobody has to be waited for: to ask for it again takes time
+        with control.lock:  # once for all, where nobody has to be waited for: to ask for it again takes time
             said = not news or self._say_goodbye()
-            if said and not self.registry.used and self.engine.rest(why):
-                self.close()
-                control.close()
-                return
+            rested = said and not self.registry.used and self.engine.rest(why)
+        if rested:
+            self.close()  # without the lock: whoever has just named a region holds that of the names, and waits for it
+            control.close()
+            return
         if not said:
             with suppress(HandshakeError, StateError):
                 control.flush(deadline.sooner(_FAREWELL))

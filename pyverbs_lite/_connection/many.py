@@ -78,7 +78,7 @@ class PreparedMany(Prepared):
             raise
 
     def _take_long_way(self, deadline: Deadline) -> None:
-        self._start().wait(deadline.left if deadline.seconds else None)
+        self._start().wait(None if deadline.seconds is None else deadline.left)
 
     def _start(self) -> Work[None]:
         entries = ffi.new("struct pvl_list *", self._c.list[0])
