@@ -62,6 +62,31 @@ def test_each_kind_moves_what_is_there_when_it_runs(run: Any) -> None:  # noqa: 
     run(main)
 
 
+def test_many_pieces_that_never_wait_give_way(run: Any) -> None:  # noqa: F811
+    async def main() -> None:
+        async with connected("tcp", {"buffers": {"far": bytearray(64)}}) as (left, _):
+            remote, region, turns = left.remote["far"], await left.register(bytearray(64)), 0
+            nothing = left.prepare_write_many(remote, region, [0], [0], [0])
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await anyio.sleep(0)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(other)
+                for many in (nothing.run, lambda: left.write_many(remote, region, [0], [0], [0])):
+                    await anyio.sleep(0.01)
+                    before = turns
+                    for _ in range(1000):
+                        await many()
+                    assert turns >= before + 10
+                group.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_a_message_waits_for_a_receive(run: Any) -> None:  # noqa: F811
     async def main() -> None:
         async with connected("tcp", {"recv_depth": 2}) as (left, right):

@@ -231,6 +231,8 @@ class Runner:
     ) -> _T:
         """Start an operation when there is room for it, and wait until it has ended."""
         deadline = timeout if isinstance(timeout, Deadline) else Deadline(timeout)
+        if turns is None:
+            await self._watch.follow()
         self._check_open(operation)
         try:
             if large:

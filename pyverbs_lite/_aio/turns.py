@@ -223,6 +223,13 @@ class WatchBase(ABC):
         engine = self.engine
         return self.closed or self._stopped or (engine.failure is not None and engine._flush_limit.expired)
 
+    async def follow(self) -> None:
+        """Count what is begun without a turn; after so many, let the other tasks run first."""
+        self.burst += 1
+        if self.burst > BURST:
+            self.burst = 0
+            await self.give_way()
+
     async def ended(self, op: Operation, deadline: Deadline) -> None:
         """Wait until an operation has ended, or the deadline has passed, or nothing more will come."""
         if not op.ended:
