@@ -282,3 +282,32 @@ def test_nobody_is_told_that_they_were_never_closed() -> None:
     assert "PD of" not in done.stderr
     assert "QP 0x" not in done.stderr
     assert done.stderr.count("was never closed") == 1
+
+
+def test_what_waits_is_not_destroyed_because_something_else_could_not_be(
+    context: pvl.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck:
+        nbytes, key = 0, None
+
+        def close(self) -> None:
+            raise pvl.VerbsOSError(5, "ibv_destroy_qp", "out of order")
+
+    hush = _spares.Parts.hush
+
+    def meanwhile(parts: Any, quiet: bool) -> None:
+        hush(parts, quiet)
+        if quiet and context._most_spares != 1:
+            context._most_spares = 1
+            context._spares.append(Stuck())  # type: ignore[arg-type]
+
+    with pair(context) as (left, right):
+        with monkeypatch.context() as patch:
+            patch.setattr(_spares.Parts, "hush", meanwhile)
+            left.close()
+        context._most_spares = 4
+    assert waiting(context) == 2
+    with pair(context) as (left, right):
+        assert waiting(context) == 0
+        left.send(b"still good")
+        assert right.recv(timeout=10) == b"still good"

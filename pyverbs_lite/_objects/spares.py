@@ -162,7 +162,8 @@ class SpareKeeper(Resource):
         parts.hush(quiet=True)
         parts.owner = None
         self._spares.append(parts)
-        self._drop_spares(self._most_spares)  # where others did the same meanwhile
+        with suppress(VerbsError):  # whatever becomes of others, these wait
+            self._drop_spares(self._most_spares)  # where others did the same meanwhile
         return True
 
     def _after_destroy(self) -> None:
