@@ -14,6 +14,7 @@ from support import connected, in_thread
 from test_short_way_rxe import Strikes, Struck, until
 
 import pyverbs_lite as pvl
+from pyverbs_lite._base.args import Deadline
 
 pytestmark = pytest.mark.rdma
 
@@ -415,3 +416,12 @@ class TestPrepared:
             left._engine.look()
             region._holders.clear()  # a strike in the middle of the bookkeeping may leave its number
             region.close()
+
+
+def test_the_long_way_of_a_prepared_list_keeps_to_a_timeout_of_zero():
+    with connected({"buffers": {"far": bytearray(64)}}, PATIENT) as (left, right):
+        prepared = left.prepare_write_many(left.remote["far"], left.register(bytearray(64)), [0], [0], [64])
+        right._link.qp.to_reset()
+        waits = in_thread(prepared._take_long_way, Deadline(0))
+        with pytest.raises(pvl.WaitTimeout):
+            waits(5)
