@@ -423,7 +423,9 @@ def test_every_address_of_a_name_is_tried(monkeypatch):
             assert sock.getpeername() == address == ("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "own"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", ""), ("", "")])
+@pytest.mark.parametrize(
+    ("host", "own"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", ""), ("::ffff:0.0.0.0", ""), ("", "")]
+)
 @pytest.mark.parametrize("keep_alive", [9.0, None])
 def test_what_a_tuned_socket_accepts_has_all_that_it_needs(host, own, keep_alive):
     with bind_tcp(host, 0, 5) as listening:

@@ -235,7 +235,7 @@ async def in_thread(
     abort: Callable[[], object] | None = None,
     late: Callable[[_T], object] | None = None,
 ) -> _T:
-    """Run a blocking call in a thread of its own; as ``_aio_thread.in_thread``."""
+    """Run a blocking call in a thread of its own; as ``_aio.thread.in_thread``."""
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     work = Call(call, lambda: os.eventfd_write(fd, 1), late)
     try:

@@ -100,7 +100,8 @@ def handshake(
         link.introduce(settings, deadline)
         if hello is None:
             hello = yield HelloReceived
-        # Who accepts is in RTS before it says a word: so the peer, which has to wait for both, is woken once.
+        # Who accepts, and names no buffers, is in RTS before it says a word: so the peer, which has to wait for both,
+        # is woken once.
         assert isinstance(hello, HelloReceived)
         link.to_rts(hello.endpoint)
         control.channel.ready()

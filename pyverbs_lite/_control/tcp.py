@@ -15,7 +15,7 @@ from ..ffi import lib
 __all__ = ["address_text", "await_fd", "bind_tcp", "connect_tcp", "own_address", "tune"]
 
 #: Addresses that stand for all that there are.
-_EVERY = ("0.0.0.0", "::")
+_EVERY = ("0.0.0.0", "::", "::ffff:0.0.0.0")
 _ON_ITS_WAY = (errno.EINPROGRESS, errno.EALREADY)
 #: One wait for an answer, in seconds.
 _SLICE = 1.0
