@@ -41,7 +41,7 @@ CDEF = (
 )
 SOURCES = (
     *("names", "wait", "events", "cm", "poll_ex", "wr_api", "receives"),
-    *("framing", "stats", "engine", "credit", "pump", "look", "hub", "memory", "life"),
+    *("framing", "stats", "engine", "move", "prepared", "take", "credit", "pump", "look", "hub", "memory", "life"),
 )
 INCLUDES = """\
 #ifndef _GNU_SOURCE

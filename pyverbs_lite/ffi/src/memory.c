@@ -1,5 +1,6 @@
 /*
- * Memory of other kinds than a buffer at an address: huge pages, and windows that are bound through an engine.
+ * Memory that is registered for one operation, and of other kinds than a buffer at an address: huge pages, and windows
+ * that are bound through an engine.
  */
 #include <sys/mman.h>
 
@@ -7,6 +8,62 @@
 #define MAP_HUGETLB 0 /* asked for by nobody then */
 #endif
 #define PVL_MAP_HUGETLB MAP_HUGETLB
+
+/* Memory registered for one operation. Python owns this; it says whether there is a region, whatever interrupts. */
+struct pvl_region {
+    struct ibv_mr *mr;
+    uint32_t lkey;
+};
+
+/* Have pvl_stop() wait until pvl_registered(), for much memory takes long, and the lock is not held; or PVL_STOPPED. */
+static int pvl_registers(struct pvl_engine *engine)
+{
+    int rc;
+
+    pthread_mutex_lock(&engine->lock);
+    rc = engine->stopped ? PVL_STOPPED : 0;
+    engine->registering += !rc;
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* Enter what a verb has registered, or that it has not: errno says why. Returns 0 or a positive errno. */
+static int pvl_registered(struct pvl_engine *engine, struct pvl_region *region, struct ibv_mr *mr)
+{
+    int rc = mr ? 0 : errno ? errno : EIO;
+
+    if (mr) {
+        region->lkey = mr->lkey;
+        region->mr = mr;
+    }
+    pthread_mutex_lock(&engine->lock);
+    engine->registering--;
+    engine->stats.registrations += !!mr;
+    if (engine->sleepers)
+        pthread_cond_broadcast(&engine->news);
+    pthread_mutex_unlock(&engine->lock);
+    return rc;
+}
+
+/* Returns 0, PVL_STOPPED, or a positive errno. */
+static int pvl_register(struct pvl_engine *engine, struct pvl_region *region, struct ibv_pd *pd, uint64_t addr,
+                        uint64_t length, int access)
+{
+    if (pvl_registers(engine))
+        return PVL_STOPPED;
+    return pvl_registered(engine, region, ibv_reg_mr(pd, (void *)(uintptr_t)addr, length, access));
+}
+
+/* Returns 0, also where there is no region any more, or an errno. Threads may try at the same time. */
+static int pvl_deregister(struct pvl_region *region)
+{
+    struct ibv_mr *mr = __atomic_exchange_n(&region->mr, NULL, __ATOMIC_ACQ_REL);
+    int rc = mr ? ibv_dereg_mr(mr) : 0;
+
+    if (rc)
+        __atomic_store_n(&region->mr, mr, __ATOMIC_RELEASE);
+    return rc;
+}
 
 /*
  * Post one request that binds a window of type 2, or without mw one that invalidates the window that has rkey.
