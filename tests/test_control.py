@@ -366,6 +366,16 @@ def test_what_was_said_before_closing_is_read_although_something_was_not(control
     assert not closer.is_alive()
 
 
+def test_nothing_is_read_after_a_goodbye_that_nobody_has_taken_yet(controls, monkeypatch):
+    left, right = shake_hands(*controls)
+    left.say(lambda channel: channel.goodbye())
+    controls[0].flush(in_time())
+    assert controls[1]._await_input(in_time())
+    controls[1].read_some()
+    monkeypatch.setattr(controls[1], "_read", None)
+    assert isinstance(right.read(), pvl.PeerClosedError)
+
+
 def test_events_that_came_before_an_error_come_first(controls):
     left, right = shake_hands(*controls)
     left.say(lambda channel: channel.buffer(buffer("good")))

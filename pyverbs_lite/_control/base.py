@@ -116,7 +116,8 @@ class ControlBase(ABC):
         with self.lock:
             self._check_whole()
             for _ in range(chunks):
-                if self._ended or self.channel.error is not None or (events and isinstance(events[-1], LAST_WORDS)):
+                known = events or self._events
+                if self._ended or self.channel.error is not None or (known and isinstance(known[-1], LAST_WORDS)):
                     break
                 self._torn = True
                 data = self._read()
