@@ -59,6 +59,9 @@ class _Messages:
         ended = watch.over or (engine.failure is not None and not engine._c.recv_posted)
         return engine.inbox.waiting or (EVERYBODY if ended else 0)
 
+    def late(self, operation: str) -> Exception:
+        return WaitTimeout("the messages went to those in front", operation)
+
 
 class _Room:
     """How many requests of a kind may be posted."""
@@ -71,6 +74,11 @@ class _Room:
         if engine.failure is not None or self._watch.over:
             return EVERYBODY  # to be told so
         return int(lib.pvl_room(engine._c, self._opcode))
+
+    def late(self, operation: str) -> Exception:
+        if self._opcode == WROpcode.SEND and lib.pvl_room(self._watch.engine._c, WROpcode.RDMA_WRITE) > 0:
+            return WaitTimeout("those in front wait for the peer to take messages", operation)
+        return QueueFullError(errno.EAGAIN, operation, "the places went to those in front")
 
 
 class Runner:

@@ -46,6 +46,16 @@ class Wakes(Protocol):
         """Wake them."""
 
 
+class Due(Protocol):
+    """What there are few of."""
+
+    def __call__(self) -> int:
+        """Say how many there are just now."""
+
+    def late(self, operation: str) -> Exception:
+        """Return the error of who was not in front in time."""
+
+
 class WatchBase(ABC):
     """Looks after the engine of one connection for one event loop; all of it runs in the loop's thread.
 
@@ -269,7 +279,7 @@ class Turns:
         waiting: those who do.
     """
 
-    def __init__(self, watch: WatchBase, due: Callable[[], int], waits: Callable[[], object] | None = None) -> None:
+    def __init__(self, watch: WatchBase, due: Due, waits: Callable[[], object] | None = None) -> None:
         self._watch = watch
         self._due = due
         self._waits = waits
@@ -338,6 +348,12 @@ class Turns:
             await watch.sleep(turn.place, deadline)
             if watch.closed:
                 raise ClosedError(f"{operation}: this connection was closed")
+            if self.waiting[0] is not turn:
+                # The place of one in front was taken meanwhile. What this one found now, it would take before that one;
+                # whoever parts wakes the next.
+                if deadline.expired:
+                    raise self._due.late(operation)
+                continue
             try:
                 return attempt()
             except LATER:
