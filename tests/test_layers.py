@@ -155,6 +155,7 @@ LAYERS = {
     "_anyio.server": 5,
     "_aio.remote": 5,
     "_aio.turns": 5,
+    "_anyio.base": 5,
     "_anyio.watch": 5,
     "anyio": 5,
     "_aio.run": 5,

@@ -18,6 +18,7 @@ from .._connection.engine import Engine
 from .._connection.hub import Hub
 from ..errors import VerbsError
 from ..ffi import lib
+from .base import AnyioWatch
 
 __all__ = ["HubReader", "HubWatch"]
 
@@ -89,7 +90,7 @@ class HubReader:
         await self._ended.wait()
 
 
-class HubWatch(WatchBase):
+class HubWatch(AnyioWatch):
     """The watch of an engine whose hub a task turns; each who sleeps has an event."""
 
     in_order = False  # trio shuffles
@@ -147,19 +148,6 @@ class HubWatch(WatchBase):
     def rouse_from_thread(self, place: anyio.Event) -> None:
         """Do that in another thread than the loop's."""
         self._reader.soon(lambda: self.rouse(place))
-
-    async def give_way(self) -> None:
-        """Let the other tasks run."""
-        await anyio.lowlevel.checkpoint()
-
-    @property
-    def loop_is_over(self) -> bool:
-        """Whether nothing can be awaited here any more."""
-        try:
-            anyio.get_current_task()
-        except Exception:
-            return True
-        return False
 
     def stop(self) -> None:
         """Leave the hub alone and wake whoever waits; before the connection is closed. Safe to call again."""

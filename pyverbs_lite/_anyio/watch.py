@@ -25,6 +25,7 @@ from .._aio.turns import WatchBase
 from .._base.args import Deadline
 from .._connection.engine import Engine
 from ..ffi import lib
+from .base import AnyioWatch
 from .hub import HubWatch
 
 __all__ = ["Watch", "in_thread", "watch"]
@@ -51,7 +52,7 @@ def watch(engine: Engine, peer_fd: int) -> WatchBase:
     return Watch(engine, peer_fd) if engine.hub is None else HubWatch(engine)
 
 
-class Watch(WatchBase):
+class Watch(AnyioWatch):
     """A watch that those who sleep see to by turns."""
 
     in_order = False  # trio shuffles
@@ -186,19 +187,6 @@ class Watch(WatchBase):
         self._late.append(place)
         with suppress(OSError):  # it was closed meanwhile: everybody has been woken
             self._poke()
-
-    async def give_way(self) -> None:
-        """Let the other tasks run."""
-        await anyio.lowlevel.checkpoint()
-
-    @property
-    def loop_is_over(self) -> bool:
-        """Whether nothing can be awaited here any more."""
-        try:
-            anyio.get_current_task()
-        except Exception:
-            return True
-        return False
 
     def stop(self) -> None:
         """Leave the loop alone and wake whoever waits; before the connection is closed. Safe to call again."""
